@@ -192,14 +192,16 @@ def nothing_is_left(service: LoopbackAWS) -> bool:
 def read_prices(folder: Path, config: dict[str, Any]) -> dict[str, float | None]:
     """The prices of an evaluation with these settings, in which ten rollouts took 18 s each, one after the other."""
     folder.mkdir()
+    (folder / "summary.json").write_text('{"elapsed_s": 180}')
     write_config(folder, {"kind": "eval", **config})
     with RunWriter(folder) as writer:
         for n in range(10):
             times: dict[str, Any] = {"elapsed_s": 18.0, "ended_s": 1000.0 + 18.0 * n}
             rollout = Rollout(session_id=f"s{n}", phase="eval", group=f"g{n}", outcome="ok", **times)
+            rollout.reward = rollout.score = 1.0
             writer.rollout(lambda rollout=rollout: rollout)
     side = compare.Side(name="", folder=folder, options={})
-    found = compare._facts(side, *compare.read_results(folder), [])
+    found = compare._facts(side, *compare.read_results(folder), ["g0"])
     return {name: found[name] and round(found[name], 2) for name in ("agent_dollars", "model_dollars")}
 
 

@@ -131,13 +131,13 @@ def write_spans(path: Path, spans: list[dict[str, Any]]) -> Path:
 
 
 def test_users_are_either_trained_on_or_held_out(tmp_path: Path) -> None:
-    spans = [span(f"s{n}", f"What is {n} + 1?", user=f"user-{n % 4}", start=n + 1) for n in range(12)]
+    spans = [span(f"s{n}", f"What is {n} + 1?", user=f"user-{n % 8}", start=n + 1) for n in range(24)]
     file = write_spans(tmp_path / "traces.jsonl", spans)
     out, held_out = tmp_path / "rows.jsonl", tmp_path / "eval.jsonl"
-    words = ("--user-attribute", "user.id", "--eval-share", "0.5")
+    words = ("--user-attribute", "user.id")
     assert run(str(file), "--out", str(out), "--eval-out", str(held_out), *words).exit_code == 0
-    users = [{int(row["prompt"].split()[2]) % 4 for row in rows(path)} for path in (out, held_out)]
-    assert users[0] | users[1] == {0, 1, 2, 3}
+    users = [{int(row["prompt"].split()[2]) % 8 for row in rows(path)} for path in (out, held_out)]
+    assert users[0] | users[1] == set(range(8))
     assert users[0] & users[1] == set()
     assert users[0]
     assert users[1]
@@ -159,7 +159,7 @@ def test_sessions_without_the_users_attribute_are_left_out_and_counted(tmp_path:
     spans = [span(f"s{n}", f"question {n}", user="alice" if n % 2 else None, start=n) for n in range(40)]
     file = write_spans(tmp_path / "traces.jsonl", [*spans, span("s0", "and then?", user="alice", start=99)])
     out, held_out = tmp_path / "rows.jsonl", tmp_path / "eval.jsonl"
-    words = (str(file), "--out", str(out), "--eval-out", str(held_out), "--eval-share", "0.5", "--user-attribute")
+    words = (str(file), "--out", str(out), "--eval-out", str(held_out), "--user-attribute")
     done = run(*words, "user.id")
     assert "20 sessions were left out: they lack the attribute of the user" in done.output
     assert sorted([len(rows(out)), len(rows(held_out))]) == [0, 20]
@@ -367,7 +367,7 @@ def test_no_question_is_trained_on_and_held_out(tmp_path: Path) -> None:
     ]
     file.write_text("".join(json.dumps(each) + "\n" for each in scenarios))
     out, held_out = tmp_path / "rows.jsonl", tmp_path / "eval.jsonl"
-    done = run(str(file), "--out", str(out), "--eval-out", str(held_out), "--eval-share", "0.5")
+    done = run(str(file), "--out", str(out), "--eval-out", str(held_out))
     assert done.exit_code == 0, (done.output, done.exception)
     trained, kept = ([row["prompt"] for row in rows(path)] for path in (out, held_out))
     assert not {*trained} & {*kept}

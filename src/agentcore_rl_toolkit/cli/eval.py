@@ -357,7 +357,7 @@ def _evaluate(rows: list[EvalRow], exp_id: str, out: Path, options: dict[str, An
     began_s = time.monotonic()
     with (
         stdout_for_json(options["as_json"]),
-        open_rollouts(options, exp_id, out, overrides, total, options["concurrency"]) as opened,
+        open_rollouts(options, exp_id, out, overrides, total) as opened,
     ):
         run = opened.client.run_batch(
             [row.payload for row in rows for _ in range(options["repeat"])],
@@ -436,7 +436,7 @@ class Opened:
 
 @contextlib.contextmanager
 def open_rollouts(
-    options: dict[str, Any], exp_id: str, out: Path, overrides: dict[str, Any], rollouts: int, concurrency: int
+    options: dict[str, Any], exp_id: str, out: Path, overrides: dict[str, Any], rollouts: int
 ) -> Iterator[Opened]:
     """Check what the rollouts need, and open it. Raises: ConfigError.
 
@@ -459,7 +459,7 @@ def open_rollouts(
                 _check_credentials()
             _check_store(bucket, exp_id, (arn.split(":") + [""] * 4)[3])
             if stack is None:
-                found = before_a_run(arn, endpoint_url=None, rollouts=rollouts, concurrent=concurrency)
+                found = before_a_run(arn, rollouts=rollouts)
                 if found is not None:
                     click.echo(found, err=True)
             prepare, fetch, sessions, texts = None, None, None, None

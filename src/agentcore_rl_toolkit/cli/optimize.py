@@ -97,7 +97,7 @@ def command(words: tuple[str, ...], **options: Any) -> None:
     given = {} if settings.sampling_params is None else {"sampling_params": dict(settings.sampling_params)}
     with (
         locked(out),
-        open_rollouts(options, exp_id, out, given, settings.max_rollouts, settings.concurrency) as opened,
+        open_rollouts(options, exp_id, out, given, settings.max_rollouts) as opened,
     ):
         facts = _Optimisation(opened, out, settings, options).run(learned, compared, held_out)
     (out / "summary.json").write_text(json.dumps(facts, indent=2) + "\n")

@@ -176,7 +176,6 @@ class Deployment:
         return self._resources.role(s.role_name, f"Sessions of the agent {s.name}", trust, rights)
 
     def _wanted(self, artifact: Mapping[str, Any], role: str) -> dict[str, Any]:
-        """Return the settings of the agent's version."""
         s = self.settings
         network: dict[str, Any] = {"networkMode": "PUBLIC"}
         if s.subnets:
@@ -226,7 +225,6 @@ class Deployment:
             agent.point(endpoint, version)
 
     def _find(self) -> str | None:
-        """Return the ARN of the agent with the name of the settings."""
         listed = self._call.every(CONTROL, "ListAgentRuntimes", "agentRuntimes", maxResults=100)
         return next((a["agentRuntimeArn"] for a in listed if a["agentRuntimeName"] == self.settings.name), None)
 

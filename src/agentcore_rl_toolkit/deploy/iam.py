@@ -34,7 +34,6 @@ class Place:
         repository: name of the ECR repository; None for an agent deployed as an archive.
         bucket: bucket of the records; None when the agent is given none.
         prefix: keys of the records begin with it; "" is the whole bucket.
-        agent_id: id of the agent runtime; None before it exists, then policies name the agents that begin with ``name``.
         jobs: whether the agent serves SageMaker's multi-turn RL jobs.
     """
 
@@ -45,7 +44,6 @@ class Place:
     repository: str | None = None
     bucket: str | None = None
     prefix: str = ""
-    agent_id: str | None = None
     jobs: bool = False
 
     def arn(self, service: str, rest: str, *, region: str | None = None) -> str:
@@ -54,8 +52,7 @@ class Place:
     @property
     def runtimes(self) -> list[str]:
         """The agent runtime and its endpoints."""
-        name = self.agent_id or f"{self.name}-*"
-        return [self.arn("bedrock-agentcore", f"runtime/{name}"), self.arn("bedrock-agentcore", f"runtime/{name}/*")]
+        return [self.arn("bedrock-agentcore", f"runtime/{self.name}-*{rest}") for rest in ("", "/*")]
 
     @property
     def objects(self) -> str:
@@ -219,7 +216,6 @@ def _trust(sid: str, service: str, condition: Policy) -> Policy:
 
 
 def _weights(partition: str, bucket: str, prefix: str) -> list[Policy]:
-    """Return the statements of a role that reads a model's weights."""
     below = {"StringLike": {"s3:prefix": f"{prefix}*"}}
     return [
         _allow("ReadWeights", "s3", "GetObject", f"arn:{partition}:s3:::{bucket}/{prefix}*"),

@@ -67,7 +67,7 @@ def nothing_runs(quotas: Quotas) -> str | None:
     return f"this account's quota of {none} on AgentCore Runtime is 0, so that nothing can run: {HOW_TO_RAISE}"
 
 
-def line(q: Quotas, *, rollouts: int | None = None, concurrent: int | None = None) -> str:
+def line(q: Quotas, rollouts: int | None = None) -> str:
     """Describe in one line the quotas that limit a run. Each rollout is a new session."""
     text = (
         f"quotas ({f'AWS defaults: {q.why}' if q.why else 'Service Quotas'}): {q.sessions:,.0f} sessions alive, "
@@ -76,14 +76,10 @@ def line(q: Quotas, *, rollouts: int | None = None, concurrent: int | None = Non
     if rollouts is not None:
         minutes = math.ceil(rollouts / min(q.new_sessions_per_s, q.requests_per_s) / 60)
         text += f"; to start {rollouts:,} rollouts takes about {minutes:,} min; {cost.line(rollouts)}"
-    if concurrent is not None and concurrent > q.sessions:
-        text += f"; {q.sessions:,.0f} of the {concurrent:,} rollouts asked for run at once"
     return text
 
 
-def before_a_run(
-    arn: str, *, endpoint_url: str | None = None, rollouts: int | None = None, concurrent: int | None = None
-) -> str | None:
+def before_a_run(arn: str, *, endpoint_url: str | None = None, rollouts: int | None = None) -> str | None:
     """Return the line for a run of a deployed agent, or None for an agent of a local runtime.
 
     Raises: ConfigError if nothing can run.
@@ -101,4 +97,4 @@ def before_a_run(
     found = read(find_session().client("service-quotas", region_name=parts[3], config=config))
     if (refusal := nothing_runs(found)) is not None:
         raise ConfigError(refusal)
-    return line(found, rollouts=rollouts, concurrent=concurrent)
+    return line(found, rollouts)

@@ -78,8 +78,7 @@ class Resources:
             self._iam("CreateRole", **role, **document, **about, absent=("EntityAlreadyExists",))
         elif not self._is_ours(found["Role"]):
             raise ConfigError(
-                f"the role {name} exists and was not made by this command in {self._call.region}: choose another --name, or give "
-                "another role with --role ARN"
+                f"the role {name} exists and was not made by this command in {self._call.region}: choose another --name"
             )
         elif found["Role"]["AssumeRolePolicyDocument"] != trust:
             self._iam("UpdateAssumeRolePolicy", **role, PolicyDocument=iam.text(trust))

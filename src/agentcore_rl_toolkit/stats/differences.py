@@ -55,7 +55,7 @@ def sign_flip_p(changes: Sequence[float]) -> float:
             ways[s] += ways[s - size]
     observed = abs(sum(math.copysign(size, change) for size, change in zip(sizes, filter(None, changes), strict=True)))
     extreme = sum(count for s, count in enumerate(ways) if abs(2 * s - total) >= observed)
-    return min(1.0, extreme / 2 ** len(sizes))
+    return min(1.0, float(extreme / 2 ** len(sizes)))
 
 
 def inputs_needed(changes: Sequence[float]) -> int | None:

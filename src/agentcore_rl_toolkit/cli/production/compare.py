@@ -97,11 +97,14 @@ def command(a: str, b: str, **options: Any) -> None:
     if not change["inputs"]:
         raise ConfigError("A and B have no common input that has a reward in both: nothing can be compared")
     shared = [name for name in before if name in after]
+    changed: list[dict[str, Any]] = [
+        {"input": k, "a": before[k], "b": after[k]} for k in shared if before[k] != after[k]
+    ]
     facts = {
         "sides": [_facts(side, *result, shared) for side, result in zip(sides, results, strict=True)],
         "difference": change,
         "unpaired": len({*ours, *theirs}) - len(shared),
-        "changed": _changed(before, after),
+        "changed": sorted(changed, key=lambda each: (-abs(each["b"] - each["a"]), each["input"])),
     }
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
@@ -158,7 +161,7 @@ def _evaluate(side: Side, options: Mapping[str, Any], inputs: int) -> None:
         finally:  # local services set other credentials
             os.environ.clear()
             os.environ.update(variables)
-    if code not in (0, 1) or not complete():
+    if not complete():
         sys.exit(code or 1)
 
 
@@ -196,16 +199,14 @@ def _facts(side: Side, rollouts: list[Rollout], means: Mapping[str, float], shar
     tokens = [rollout["sampled_tokens"] for rollout in rollouts if rollout["sampled_tokens"]]
     low, high = interval(scores)
     deployed = str(config.get("agent")).startswith("arn:") and seconds
-    ended = [rollout for rollout in rollouts if rollout["ended_s"] is not None]
-    started_s = (rollout["ended_s"] - (rollout["elapsed_s"] or 0.0) for rollout in ended)
-    hours = (max(each["ended_s"] for each in ended) - min(started_s)) / 3600 if ended else 0.0
+    hours = read_object(side.folder / "summary.json").get("elapsed_s", 0.0) / 3600
     per_hour = dollars_per_hour_at(str(config.get("base_url")))
     return {
         "name": side.name,
         "folder": str(side.folder),
         "rollouts": len(rollouts),
         "failed": dict(Counter(each["outcome"] for each in rollouts if each["outcome"] != "ok")),
-        "reward": statistics.fmean(scores) if scores else None,
+        "reward": statistics.fmean(scores),
         "low": low,
         "high": high,
         "seconds_median": statistics.median(seconds) if seconds else None,
@@ -216,14 +217,7 @@ def _facts(side: Side, rollouts: list[Rollout], means: Mapping[str, float], shar
     }
 
 
-def _changed(a: Mapping[str, float], b: Mapping[str, float]) -> list[dict[str, Any]]:
-    """Return the inputs with different rewards, the largest changes first."""
-    changed = [{"input": name, "a": a[name], "b": b[name]} for name in a if name in b and a[name] != b[name]]
-    return sorted(changed, key=lambda each: (-abs(each["b"] - each["a"]), each["input"]))
-
-
 def _lines(facts: Mapping[str, Any]) -> list[str]:
-    """Return the report for people."""
     a, b = facts["sides"]
     change = facts["difference"]
     table: list[tuple[str, ...]] = [("", f"A: {_short(a['name'])}", f"B: {_short(b['name'])}")]

@@ -23,20 +23,14 @@ if TYPE_CHECKING:
 
 FILE = click.Path(path_type=Path, dir_okay=False)
 SESSION_S = 8 * 3600  # the longest life of a session on AgentCore
+EVAL_SHARE = 0.2  # of the users
 _UNITS = {"m": 60, "h": 3600, "d": 86400}
 
 
 @click.command()
 @click.argument("source", metavar="FILE|DIR|ARN|LOG_GROUP")
 @click.option("--out", type=FILE, required=True, help="File for the rows, as JSON lines.")
-@click.option("--eval-out", type=FILE, help="File for held-out rows. They are from other users than the rows in --out.")
-@click.option(
-    "--eval-share",
-    default=0.2,
-    show_default=True,
-    type=click.FloatRange(0, 1),
-    help="Share of the users whose rows go to --eval-out.",
-)
+@click.option("--eval-out", type=FILE, help="File for the rows of a fifth of the users, which are not in --out.")
 @click.option(
     "--sft-out",
     type=FILE,
@@ -104,7 +98,7 @@ def command(source: str, out: Path, **options: Any) -> None:
         left_out,
         prompt_field=options["prompt_field"],
         redaction=redaction,
-        held_out_share=options["eval_share"] if options["eval_out"] is not None else 0.0,
+        held_out_share=EVAL_SHARE if options["eval_out"] is not None else 0.0,
         begin_ns=0 if Path(source).exists() else begin_s * 10**9,
     )
     if not rows and not held_out:

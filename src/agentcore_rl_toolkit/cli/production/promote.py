@@ -191,7 +191,6 @@ def _promote(given: str, to: str, options: Mapping[str, Any], calls: Calls) -> d
 
 
 def _name(model: Path, name: str | None) -> str:
-    """Return the model's name in production. Raises: ConfigError."""
     run = model.parent.name if model.name == "policy" else model.name
     name = name or shortened(re.sub(r"[^A-Za-z0-9]+", "-", run).strip("-"), 36, "-")
     name = name.lower()  # SageMaker may not distinguish case
@@ -203,7 +202,6 @@ def _name(model: Path, name: str | None) -> str:
 
 
 def _folder(model: Path, options: Mapping[str, Any]) -> Path:
-    """Write the folder with the weights in the wanted type."""
     import shutil
 
     from ...weights import copy_folder

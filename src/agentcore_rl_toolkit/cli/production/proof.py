@@ -37,15 +37,13 @@ def of_model(host: SageMakerEndpoint | ImportedModel, model: Path, calls: Calls)
 
 
 def _check_answer(reply: Any, calls: Calls) -> None:
-    try:
-        message = reply["choices"][0]["message"]
-    except (LookupError, TypeError) as e:
-        raise ConfigError(f"the model is in service, but sent no message: {json.dumps(reply)[:500]}") from e
+    message = (reply.get("choices") or [{}])[0].get("message")
+    if message is None:
+        raise ConfigError(f"the model is in service, but sent no message: {json.dumps(reply)[:500]}")
     calls.say(f"the model answered: {json.dumps(message.get('content') or message.get('tool_calls'))[:200]}")
 
 
 def _post(url: str, region: str) -> Any:
-    """Send the question to OpenAI's route of an endpoint, as agents do."""
     import httpx
 
     from ...app.model import bearer_token
@@ -56,8 +54,7 @@ def _post(url: str, region: str) -> Any:
         reply.raise_for_status()
         return reply.json()
     except (httpx.HTTPError, ValueError) as e:
-        text = e.response.text[:500] if isinstance(e, httpx.HTTPStatusError) else ""
-        raise ConfigError(f"the endpoint is in service, but does not answer at {url}: {e} {text}".rstrip()) from e
+        raise ConfigError(f"the endpoint is in service, but does not answer at {url}: {e}") from e
 
 
 def _compare_logprobs(host: SageMakerEndpoint, model: Path, calls: Calls) -> dict[str, Any]:

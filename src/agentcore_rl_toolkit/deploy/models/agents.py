@@ -205,5 +205,4 @@ class ConfigurationBundle:
 
 
 def _entries(bundle: Version, agent: str) -> dict[str, Any]:
-    """Return the entries of an agent in a bundle."""
     return dict(bundle.get("components", {}).get(agent, {}).get("configuration", {}))

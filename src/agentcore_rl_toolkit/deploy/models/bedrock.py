@@ -96,18 +96,15 @@ class ImportedModel(Host):
             yield f"imported model {model['modelName']}", partial(self._api, "DeleteImportedModel", **gone)
 
     def _models(self) -> list[Mapping[str, Any]]:
-        """Return all models that were imported under this name."""
         listed = self._call.every("bedrock", "ListImportedModels", "modelSummaries", nameContains=self.name)
         return [model for model in listed if self._is_ours(model["modelName"])]
 
     def _running(self) -> list[Mapping[str, Any]]:
-        """Return the running jobs that import a model of this name."""
         which = {"nameContains": self.name, "statusEquals": "InProgress"}
         listed = self._call.every("bedrock", "ListModelImportJobs", "modelImportJobSummaries", **which)
         return [job for job in listed if self._is_ours(str(job.get("importedModelName", "")))]
 
     def _ended(self, job: str) -> Mapping[str, Any]:
-        """Wait until a job has ended. Returns its description."""
         find = partial(self._api, "GetModelImportJob", jobIdentifier=job)
         what = f"import job {job.rsplit('/', 1)[1]}"
         return self._call.settled(find, what, ("InProgress",), (IMPORT_S, PAUSE_S)) or {}

@@ -41,7 +41,6 @@ class Host:
         return re.fullmatch(rf"{self.name}-[0-9a-f]{{12}}", name) is not None
 
     def _upload(self, facts: ModelFacts) -> str:
-        """Upload the weights. Returns the address of their folder."""
         return self._resources.upload(facts.files, self._bucket, f"{self._prefix}{facts.digest}/")
 
     def _with_role(self, trust: iam.Policy, rights: iam.Policy, operation: str, name: str, **parameters: Any) -> Any:

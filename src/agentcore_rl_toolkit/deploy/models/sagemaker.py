@@ -144,7 +144,6 @@ class SageMakerEndpoint(Host):
             raise ConfigError(f"endpoint {self.name} does not serve the model: {reason}")
 
     def _settled(self) -> Mapping[str, Any] | None:
-        """Wait while the endpoint changes. Returns its description. Raises: ConfigError when that does not end in time."""
         find = partial(self._api, "DescribeEndpoint", EndpointName=self.name, absent=ABSENT)
         return self._call.settled(find, f"endpoint {self.name}", _CHANGING, (READY_S, PAUSE_S), "EndpointStatus")
 

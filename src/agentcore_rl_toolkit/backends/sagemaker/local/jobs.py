@@ -151,7 +151,6 @@ class Rollout:
         return {"status_code": 200, "rewards": self._reward.result()}
 
     async def _invoke(self) -> Any:
-        """Return the agent's response. Raises: RolloutLostError."""
         payload = json.dumps(self.job.payload(self.id, self._prompt)).encode()
         try:
             return json.loads(await in_thread(self.job.agent.invoke, f"rollout-{self.id}", payload))
@@ -353,7 +352,6 @@ class Job:
         return rollout
 
     def _rollouts_settings(self) -> dict[str, Any]:
-        """Return the settings of all rollouts of the job."""
         params = self._params
         sampling = {"temperature": params.temperature, "top_p": params.sampling_top_p}
         return {

@@ -127,7 +127,6 @@ class SageMakerApp:
         return JSONResponse({})
 
     def _control(self, operation: str, body: bytes) -> dict[str, Any]:
-        """Respond to a request to the control plane."""
         given = wire.request(body, CONTROL, operation)
         name = given.get("TrainingSessionName", "")
         match operation:
