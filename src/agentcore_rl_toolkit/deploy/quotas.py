@@ -32,7 +32,7 @@ class Quotas:
     """
 
     sessions: float = 5000
-    new_sessions_per_s: float = 400 / 60  # of an agent deployed as an image; one deployed as code may start 25
+    new_sessions_per_s: float = 400 / 60  # images; an agent deployed as code may start 25
     requests_per_s: float = 200
     why: str = ""
 

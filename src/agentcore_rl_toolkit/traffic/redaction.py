@@ -81,7 +81,7 @@ class Redaction:
         except re.error as e:
             raise ConfigError(f"--redact {e.pattern!r} is no regular expression: {e}") from e
         self._kinds = [*own, *_KINDS]
-        self._numbers: defaultdict[str, dict[str, int]] = defaultdict(dict)  # of the values of each kind
+        self._numbers: defaultdict[str, dict[str, int]] = defaultdict(dict)  # by kind and value
         self.counts: Counter[str] = Counter()
 
     def text(self, value: str) -> str:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 FILE = click.Path(path_type=Path, dir_okay=False)
 SESSION_S = 8 * 3600  # the longest life of a session on AgentCore
-EVAL_SHARE = 0.2  # of the users
+EVAL_SHARE = 0.2  # the share of users whose rows are held out
 _UNITS = {"m": 60, "h": 3600, "d": 86400}
 
 

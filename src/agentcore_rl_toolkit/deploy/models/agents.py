@@ -15,7 +15,7 @@ from ..resources import NO_ENTITY, Resources
 
 POLICY = "agentcore-rl-model-"
 _ARN = re.compile(r"arn:[^:]+:bedrock-agentcore:([^:]+):\d+:runtime/([^/]+)")
-_PROMOTED = re.compile(r"/endpoints/agentcore-rl-|:imported-model/")  # in the addresses of promoted models
+_PROMOTED = re.compile(r"/endpoints/agentcore-rl-|:imported-model/")  # parts of the addresses of promoted models
 Version = Mapping[str, Any]
 
 
