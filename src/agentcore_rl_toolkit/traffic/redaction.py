@@ -81,7 +81,9 @@ class Redaction:
         except re.error as e:
             raise ConfigError(f"--redact {e.pattern!r} is no regular expression: {e}") from e
         self._kinds = [*own, *_KINDS]
-        self._numbers: defaultdict[str, dict[str, int]] = defaultdict(dict)  # by kind and value
+        self._numbers: defaultdict[str, dict[str, int]] = defaultdict(
+            dict
+        )  # numbers of placeholders, by kind and value
         self.counts: Counter[str] = Counter()
 
     def text(self, value: str) -> str:
