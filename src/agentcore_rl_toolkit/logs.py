@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime
-from typing import IO, Any
+from typing import Any
 
 ID_FIELDS = ("session_id", "input_id", "exp_id")
 
@@ -60,7 +60,7 @@ class JsonFormatter(logging.Formatter):
         return _COMMANDS.sub(lambda found: f"\\u{ord(found[0]):04x}", line)
 
 
-def configure_logging(level: int = logging.INFO, *, everything: bool = False, stream: IO[str] | None = None) -> None:
+def configure_logging(level: int = logging.INFO, *, everything: bool = False) -> None:
     """Send the toolkit's own log lines to stderr as JSON, unless the program has already set up logging.
 
     Root handlers are left as they are: when the root logger has any, the toolkit only logs through them. Calling it again
@@ -76,10 +76,10 @@ def configure_logging(level: int = logging.INFO, *, everything: bool = False, st
     if root.handlers:
         return
     if not logger.handlers:
-        logger.addHandler(_json_handler(stream))
+        logger.addHandler(_json_handler())
         logger.propagate = False
     if everything:
-        root.addHandler(_json_handler(stream))
+        root.addHandler(_json_handler())
         sdk = logging.getLogger("bedrock_agentcore.app")
         sdk.propagate = not sdk.handlers  # it already writes JSON
 
@@ -105,7 +105,7 @@ class WarnsOnceAMinute:
         self._warned_s, self._since = now_s, 0
 
 
-def _json_handler(stream: IO[str] | None) -> logging.Handler:
-    handler = logging.StreamHandler(stream)
+def _json_handler() -> logging.Handler:
+    handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter())
     return handler

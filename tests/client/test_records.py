@@ -94,6 +94,6 @@ def test_stored_records_are_scored_again_and_failures_are_not(client: RolloutCli
     assert (good.stored, good.reward, good.changed, good.error) == (0.5, 3.0, True, None)
     assert (failed.stored, failed.reward, failed.changed, failed.outcome) == (None, None, False, Outcome.AGENT_ERROR)
     assert (broken.stored, broken.reward, broken.input_id, broken.session_id) == (1.0, None, "c", "s")
-    assert "KeyError" in str(broken.error)
+    assert isinstance(broken.error, KeyError)
     assert (unusable.outcome, unusable.reward) == (Outcome.INVALID, None)
     assert [one.reward for one in client.replay(input_id="a")] == [None]

@@ -30,7 +30,6 @@ from ..errors import (
     RolloutLostError,
     RolloutTimeoutError,
     StoreError,
-    text_of,
 )
 from ..proof import Proof, check
 from ..store import ObjectStore
@@ -180,9 +179,7 @@ async def _replay(store: ObjectStore, key: str, exp_id: str, max_bytes: int, rew
                 if scored is None:
                     raise ContractError("the reward returned None")
         except Exception as e:  # the reward is user code: one record it fails on is data
-            kind = type(e).__name__
-            error = AgentError(f"the reward raised {kind}: {text_of(e)}", error_type=kind, key=key)
-            error.__cause__ = e
+            error = e
     input_id, _, name = key.removeprefix(f"{exp_id}/").rpartition("/")
     return Replayed(
         key=key,
