@@ -116,7 +116,7 @@ WRONG: list[tuple[str, str, int, str]] = [
     (EVAL, "arn", 1, r"ResourceNotFound|no agent"),
     # bucket
     (f"{EVAL} --bucket nobodys", "moto", 2, r"--bucket nobodys: .*does not exist"),
-    (f"{EVAL} --bucket -bucket-", "", 2, r"neither a bucket name nor a store URL"),
+    (f"{EVAL} --bucket -bucket-", "", 2, r"is not a store"),
     ("train --backend trl --config bucket.toml", "", 2, r"s3_bucket is empty: give a bucket or a store URL"),
     ("train --agent agent.py --data model.jsonl --bucket nobodys", "", 2, r"No such option:? '?--bucket"),
     # credentials

@@ -233,9 +233,7 @@ class RolloutClient:
         Args:
             max_concurrent_sessions: rollouts in flight at a time. None: all.
             timeout: seconds each rollout may take from its invoke to its record.
-            initial_interval: without effect. The published client polls each rollout; here one watcher finds all results.
-            max_interval: without effect.
-            backoff_factor: without effect.
+            initial_interval, max_interval, backoff_factor: without effect, because one watcher finds all results.
             log_interval: seconds between two log lines; 0: none.
             input_ids: one per payload. The client invents an id for an empty one.
             overrides: `_rollout` entries per payload.

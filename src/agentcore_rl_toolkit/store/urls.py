@@ -30,34 +30,27 @@ class StoreURL:
 
 
 def parse_url(url_or_bucket: str) -> StoreURL:
-    """Read ``s3://bucket[/prefix]``, ``file:///dir``, ``memory://[name]``, or a plain S3 bucket name.
-
-    Raises: ConfigError.
-    """
-    if not url_or_bucket or not isinstance(url_or_bucket, str):
-        raise ConfigError(f"a store is the name of a bucket or a URL, got {url_or_bucket!r}")
-    scheme, separator, rest = url_or_bucket.partition("://")
+    """Read ``s3://bucket[/prefix]``, ``file:///dir``, ``memory://[name]``, or a plain S3 bucket name. Raises: ConfigError."""
+    text = url_or_bucket if isinstance(url_or_bucket, str) else ""
+    scheme, separator, rest = text.partition("://")
     if not separator:
-        if not _BUCKET.fullmatch(url_or_bucket):
-            raise ConfigError(
-                f"{url_or_bucket!r} is neither a bucket name nor a store URL; a directory is written file:///absolute/path"
-            )
-        return StoreURL(scheme="s3", bucket=url_or_bucket, prefix="")
+        scheme, rest = "s3", "" if "/" in text else text
     scheme = scheme.lower()
-    if scheme == "file":
-        path = unquote(rest.removeprefix("localhost"))
-        if not path.startswith("/") or "\0" in path or ".." in path.split("/"):
-            raise ConfigError(f"{url_or_bucket!r} must be file:// and an absolute path without '..'")
-        return StoreURL(scheme="file", bucket="", prefix=re.sub("/+", "/", path.rstrip("/") + "/"))
-    if scheme not in ("s3", "memory"):
-        raise ConfigError(f"store URL {url_or_bucket!r}: the scheme must be s3, file or memory")
-    bucket, _, prefix = rest.partition("/")
-    parts = [part for part in prefix.split("/") if part]
-    if any(part in (".", "..") for part in parts):
-        raise ConfigError(f"store URL {url_or_bucket!r} must not contain '.' or '..'")
-    if scheme != "memory" and not _BUCKET.fullmatch(bucket):
-        raise ConfigError(f"store URL {url_or_bucket!r}: {bucket!r} is not a bucket name")
-    return StoreURL(scheme=scheme, bucket=bucket, prefix="/".join(parts) + "/" if parts else "")
+    path = unquote(rest.removeprefix("localhost")) if scheme == "file" else rest
+    bucket, _, below = path.partition("/")
+    parts = [part for part in below.split("/") if part]
+    usable = {
+        "s3": _BUCKET.fullmatch(bucket) is not None,
+        "file": path.startswith("/") and "\0" not in path,
+        "memory": True,
+    }
+    if not usable.get(scheme) or {".", ".."} & set(parts):
+        raise ConfigError(
+            f"{url_or_bucket!r} is not a store: write the name of a bucket, s3://bucket/prefix, file:///absolute/directory or "
+            "memory://name, without '.' and '..'"
+        )
+    prefix = "".join(f"{part}/" for part in parts)
+    return StoreURL(scheme=scheme, bucket=bucket, prefix=f"/{prefix}" if scheme == "file" else prefix)
 
 
 def open_store(url_or_bucket: str, *, region: str | None = None, default_region: str | None = None) -> ObjectStore:
