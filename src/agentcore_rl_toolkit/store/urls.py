@@ -31,7 +31,8 @@ class StoreURL:
 
 def parse_url(url_or_bucket: str) -> StoreURL:
     """Read ``s3://bucket[/prefix]``, ``file:///dir``, ``memory://[name]``, or a plain S3 bucket name. Raises: ConfigError."""
-    text = url_or_bucket if isinstance(url_or_bucket, str) else ""
+    given: object = url_or_bucket  # it may come from a request
+    text = given if isinstance(given, str) else ""
     scheme, separator, rest = text.partition("://")
     if not separator:
         scheme, rest = "s3", "" if "/" in text else text
