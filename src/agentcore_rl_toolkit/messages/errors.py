@@ -56,7 +56,6 @@ class RequestError(GatewayError):
 
 
 def unsupported(param: str, why: str) -> RequestError:
-    """Return the error for a field that is not supported."""
     return RequestError(f"{param!r} is not supported here: {why}", kind="unsupported", param=param)
 
 
@@ -64,7 +63,6 @@ NO_THREADS = "thread_unsupported_request"  # the provider's client then continue
 
 
 def no_threads() -> RequestError:
-    """Return the error for a conversation that the server is to hold."""
     why = "'thread' is not supported here: the gateway does not keep the agent's conversation; send all messages"
     return RequestError(why, kind="unsupported", param="thread", code=NO_THREADS)
 

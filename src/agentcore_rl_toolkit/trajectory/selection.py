@@ -188,8 +188,6 @@ def _pick(placed: Sequence[Placed], numbers: Sequence[int], rule: str) -> None:
 def _follow(
     root: _Conversation, conversations: list[_Conversation], home: dict[str, tuple[Placed, _Conversation]]
 ) -> None:
-    """Mark each conversation that trains, from the root on."""
-
     def takes_up(source: _Conversation, how: str, node: Placed, other: _Conversation) -> bool:
         """Return True if a conversation whose prompt at ``node`` has an answer of ``source`` is a further part of the task."""
         if node.parent is not None:

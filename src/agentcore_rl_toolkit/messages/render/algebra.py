@@ -26,7 +26,6 @@ from .tokens import Tokenizer
 
 
 def fresh_word() -> str:
-    """Return a random word for a stub, which nothing else contains."""
     return f"zqx{secrets.token_hex(16)}qxz"
 
 

@@ -50,7 +50,6 @@ def _arguments_key(arguments: Any) -> Any:
 
 
 def _called(message: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Name and arguments of each call."""
     functions = [call["function"] for call in message.get("tool_calls") or ()]
     return [(function["name"], _arguments_key(function.get("arguments"))) for function in functions]
 
@@ -220,7 +219,6 @@ class Conversation:
         return found
 
     def _commit(self, before: Digest, message: Mapping[str, Any]) -> Commit | None:
-        """Return the turn whose answer is this assistant message."""
         text = text_of(message.get("content"))
         for shown in dict.fromkeys((text, self._answer_in(text))):
             if (commit := self.commits.get(_hash(before, message_digest(message, text=shown)))) is not None:
@@ -316,7 +314,6 @@ class Conversation:
     def add_commit(
         self, asked: KnownPrompt, turn_id: str, completion_ids: Sequence[int], message: Mapping[str, Any]
     ) -> None:
-        """Record an answer that this process sampled, or an earlier one."""
         digest, words, calls = _hash(asked.digest, message_digest(message)), "", list[tuple[str, Any]]()
         digests = [digest]
         if message.get("tool_calls"):

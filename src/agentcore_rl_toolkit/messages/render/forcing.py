@@ -139,7 +139,6 @@ def _compiles(schema: Any, root: Any) -> bool:
 
 
 def _resolves(reference: Any, root: Any) -> bool:
-    """Return True if a reference is to a place in the schema."""
     if not isinstance(reference, str) or not reference.startswith("#"):
         return False
     for name in reference[1:].split("/")[1:]:

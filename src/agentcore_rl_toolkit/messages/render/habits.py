@@ -20,7 +20,6 @@ _ID_SIZE = 9  # characters, letters and digits: mistral_common's `InstructReques
 
 
 def probe_answer(arguments: str, call_id: str = "call00000") -> dict[str, Any]:
-    """Return an answer with a call of the probe's tool."""
     return {"role": "assistant", "content": "", "tool_calls": [tool_call(call_id, "probe_tool", arguments)]}
 
 
@@ -29,7 +28,6 @@ Writes = Callable[..., bool]
 
 
 def _rule(phrase: str) -> Any:
-    """Return a rule that a template may need, as `Habits` describes it."""
     return field(default=False, metadata={"phrase": phrase})
 
 
@@ -94,7 +92,6 @@ class Habits:
         )
 
     def _with_ids(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Rewrite the ids of calls and of their results."""
         if not self.short_ids and not self.call_id:
             return messages
         known: dict[str, str] = {}
@@ -141,7 +138,6 @@ def _joined(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
 
 
 def find_habits(writes: Writes, *, text_arguments: bool, call_id: str, short_ids: bool) -> Habits:
-    """Try the messages that templates are known to refuse."""
     first, second, asked = "probe-first", "probe-second", "probe-asked"
     system = [{"role": "system", "content": first}, {"role": "system", "content": second}]
     user = {**PROBE_USER, "content": asked}

@@ -98,7 +98,6 @@ class Renderer:
         return cls(tokenizer, chat, grammar=grammar, name=folder.name, history=history)
 
     def conversation(self, *, now: float | None = None) -> Conversation:
-        """Return the state of a new session."""
         return Conversation(now=now, thinking=self.grammar.reasoning)
 
     def match(
@@ -211,7 +210,6 @@ class Renderer:
         options: Mapping[str, Any] | None,
         now: float | None = None,
     ) -> str:
-        """Return the template's text, with the messages' own markers masked."""
         tools = self._plain.mask(list(tools)) if tools else tools
         return self.template.render(self._plain.messages(messages), tools=tools, options=options, now=now)
 

@@ -275,7 +275,6 @@ class ChatTemplate:
 
 
 def _as_object(arguments: str) -> Any:
-    """Decode a call's arguments. Raises: one of NOT_JSON."""
     try:
         return msgspec.json.decode(arguments) if arguments else {}
     except NOT_JSON:

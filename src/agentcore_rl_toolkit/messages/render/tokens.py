@@ -60,11 +60,9 @@ class PlainText:
         return value
 
     def messages(self, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return the messages for the template."""
         return [self.mask(message, sampled=message.get("role") == "assistant") for message in messages]
 
     def shown(self, text: str) -> str:
-        """Return the text with its markers."""
         return self._masked.sub(lambda match: self._texts[int(match[1])], text)
 
     def encode(self, text: str) -> list[int]:
@@ -116,12 +114,10 @@ class Tokenizer:
 
     @property
     def added_texts(self) -> tuple[str, ...]:
-        """Return the markers and words that were added to the vocabulary."""
         return tuple(self._text_of_added.values())
 
     @property
     def special_texts(self) -> tuple[str, ...]:
-        """Return the texts of special tokens."""
         return tuple(text for token_id, text in self._text_of_added.items() if token_id in self.special_ids)
 
     def without_markers(self) -> Tokenizer:
@@ -284,7 +280,6 @@ class TokenRow:
 
     @property
     def ends_buffer(self) -> bool:
-        """Return True if the buffer ends with this row."""
         return len(self.buffer.ids) == self.length
 
     def extended(self, ids: Sequence[int]) -> TokenRow:

@@ -123,7 +123,6 @@ def _tool_choice(choice: dict[str, Any], tools: list[dict[str, Any]]) -> str:
 
 class _History(BlockHistory):
     def system(self, content: str | list[Any]) -> None:
-        """Add the system prompt, if it has a text. Raises: RequestError."""
         texts = [_BILLING.sub("", part["text"]) for part in self.parts(content, ("text",))]
         if kept := [text for text in texts if text]:
             self.messages.append({"role": "system", "content": "\n".join(kept)})
@@ -233,7 +232,6 @@ class Encoder(BlockEncoder):
         }
 
     def event(self, name: str, **body: Any) -> bytes:
-        """Return an event of the stream."""
         return encode_event({"type": name, **body}, name)
 
     def start(self) -> bytes:
@@ -274,7 +272,6 @@ class Encoder(BlockEncoder):
         return self.event("message_delta", delta=end, usage=usage) + self.event("message_stop")
 
     def error(self, error: RequestError) -> bytes:
-        """Encode an error after the stream began."""
         return encode_event(error_dict(error), "error")
 
     def _open(self, block: dict[str, Any]) -> bytes:

@@ -139,7 +139,6 @@ def parse_invoke(body: bytes | dict[str, Any], *, counting: bool = False) -> Mod
 
 
 def parse_count(body: bytes | dict[str, Any]) -> ModelRequest:
-    """Read a request of CountTokens. Raises: RequestError that names the field."""
     asked = object_of(read_object(body).get("input"), "input")
     if asked.get("invokeModel") is None:
         return parse_request(object_of(asked.get("converse"), "input.converse"), counting=True)
@@ -243,7 +242,6 @@ def _error(error: RequestError) -> tuple[str, int]:
 
 
 def error_head(error: RequestError) -> tuple[int, dict[str, str]]:
-    """Return the status and the header of an error."""
     name, status = _error(error)
     return status, {"x-amzn-errortype": name}
 
@@ -261,7 +259,6 @@ _IN_STREAMS = {
 
 
 def error_event(error: RequestError) -> bytes:
-    """Encode an error after the stream began."""
     name = _error(error)[0]
     name = _IN_STREAMS.get(name, name)
     return exception(name[0].lower() + name[1:], error_dict(error)["message"])
@@ -336,7 +333,6 @@ class Encoder(_Events, BlockEncoder):
 
 
 def _chunk(inner: dict[str, Any]) -> bytes:
-    """Wrap another API's event in one of InvokeModelWithResponseStream."""
     return event({"bytes": base64.b64encode(msgspec.json.encode(inner)).decode()})
 
 

@@ -213,7 +213,6 @@ class Choice(msgspec.Struct, kw_only=True):
     logprob_entries: list[dict[str, Any]] | None = None
 
     def to_message(self) -> dict[str, Any]:
-        """Return the assistant message that an agent would put into its history."""
         message: dict[str, Any] = {"role": "assistant", "content": self.content or (None if self.tool_calls else "")}
         if self.reasoning:
             message["reasoning_content"] = self.reasoning

@@ -215,7 +215,6 @@ def _head(kind: str, request: ModelRequest, reply_id: str, model: str, created: 
 
 
 def whole_reply(reply: Reply, request: ModelRequest) -> dict[str, Any]:
-    """Return the body of a reply that is not streamed."""
     return {
         **_head("chat.completion", request, reply.id, reply.model, reply.created),
         "choices": [_choice(choice, request) for choice in reply.choices],
@@ -283,7 +282,6 @@ class Encoder:
         return encode_event(openai_error(error))
 
     def event(self, data: dict[str, Any]) -> bytes:
-        """Return an event of the stream."""
         return encode_event(data)
 
     def _chunk(self, choices: list[dict[str, Any]], **more: Any) -> bytes:

@@ -204,12 +204,10 @@ def _sampling(given: Mapping[str, Any], names: Mapping[str, str]) -> Sampling:
 
 
 def refuse(name: str, value: Any, refusal: Refusal) -> None:
-    """Raise RequestError if the field asks for something."""
     if value is not None and value not in refusal.unless and value not in ([], {}, ""):
         raise unsupported(name, refusal.why)
 
 
 def check_template_kwargs(given: Iterable[str]) -> None:
-    """Raise RequestError for a variable that would replace a part of the request."""
     for name in sorted(_NOT_FOR_TEMPLATES.intersection(given)):
         raise unsupported(f"chat_template_kwargs.{name}", "its value comes from the request")

@@ -118,12 +118,10 @@ def parse_request(body: bytes | dict[str, Any]) -> ModelRequest:
 
 
 def _object(value: Any, name: str) -> dict[str, Any]:
-    """Return an object with its members in camel case. Raises: RequestError."""
     return {_camel(member): each for member, each in object_of(value, name).items()}
 
 
 def _functions(tool: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the functions of a tool, none for a tool of the provider. Raises: RequestError."""
     functions = []
     for declared in list_of(_object(tool, "it").get("functionDeclarations") or [], "functionDeclarations"):
         function = _object(declared, "a declaration")
@@ -186,19 +184,6 @@ _DATA = frozenset(
 _ABOUT_PARTS = frozenset({"thought", "thoughtSignature", "videoMetadata"})
 
 
-def _part(given: Any, path: str) -> tuple[str | None, Part]:
-    """Return the member with a part's data, None if it is empty, and the part with its members in camel case.
-
-    Raises: RequestError if it has several kinds of data, of which one would be lost.
-    """
-    part = _object(given, path)
-    members = [name for name, data in part.items() if data is not None and name not in _ABOUT_PARTS]
-    kinds = [name for name in members if name in _DATA]
-    if len(kinds) > 1:
-        raise RequestError(f"{path} must have one of {', '.join(kinds)}: send a part for each", param=path)
-    return next(iter(kinds + members), None), part
-
-
 class _History(BlockHistory):
     """Adjacent contents of the model are one message: the provider's client keeps every event of a stream as a content."""
 
@@ -216,7 +201,6 @@ class _History(BlockHistory):
         )
 
     def add_content(self, content: dict[str, Any]) -> None:
-        """Add a content. Raises: RequestError."""
         given = _object(content, "it")
         role, parts = given.get("role") or "user", list_of(given.get("parts") or [], "parts")
         if role not in ("user", "function", "tool", "model"):
@@ -312,7 +296,6 @@ def usage_dict(usage: Usage) -> dict[str, Any]:
 
 
 def error_dict(error: RequestError) -> dict[str, Any]:
-    """Return the body of an error. The message contains the field at fault."""
     message, field = error.message, field_at_fault(error, "contents")
     if error.kind == "context_overflow":
         message = f"{TOO_LONG}. {message}"

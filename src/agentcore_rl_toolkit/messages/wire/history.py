@@ -90,7 +90,6 @@ class BlockHistory(History):
         self.messages: list[Message] = []
 
     def add_message(self, message: dict[str, Any]) -> None:
-        """Add a message of an agent. Raises: RequestError."""
         role = message.get("role")
         if role not in ("user", "assistant", "system"):
             raise RequestError(f"role must be user, assistant or system, got {role!r}")
@@ -122,7 +121,6 @@ class BlockHistory(History):
 
 
 def read_each(values: list[Any], path: str, read: Callable[[dict[str, Any]], Any]) -> list[Any]:
-    """Read each object of a list. Raises: RequestError that names the object."""
     found = []
     for i, value in enumerate(values):
         try:
@@ -133,7 +131,6 @@ def read_each(values: list[Any], path: str, read: Callable[[dict[str, Any]], Any
 
 
 def unread_part(kind: str) -> Part:
-    """Return the text that replaces a part that the model cannot read."""
     return text_part(f"[{kind}: the model reads text only]")
 
 
@@ -194,21 +191,18 @@ def text_of(content: Any) -> str:
 
 
 def list_of(value: Any, name: str) -> list[Any]:
-    """Return the value if it is a list. Raises: RequestError."""
     if not isinstance(value, list):
         raise RequestError(f"{name} must be a list", param=name)
     return value
 
 
 def object_of(value: Any, name: str) -> dict[str, Any]:
-    """Return the value if it is an object. Raises: RequestError."""
     if not isinstance(value, dict):
         raise RequestError(f"{name} must be an object", param=name)
     return value
 
 
 def text_member(item: dict[str, Any], name: str) -> str:
-    """Return a member that must be a string. Raises: RequestError."""
     text = item.get(name)
     if not isinstance(text, str):
         raise RequestError(f"{name} must be a string", param=name)
@@ -255,14 +249,12 @@ def function_tool(tool: dict[str, Any], parameters: str) -> dict[str, Any]:
 
 
 def named_tool(name: Any, tools: list[dict[str, Any]], path: str) -> str:
-    """Return the canonical choice of a tool by its name. Raises: RequestError."""
     if not any(tool["function"]["name"] == name for tool in tools):
         raise RequestError(f"{path}: there is no tool named {name!r}", param="tool_choice")
     return f"tool:{name}"
 
 
 def any_tool(tools: list[dict[str, Any]]) -> str:
-    """Return the canonical choice of any tool. Raises: RequestError."""
     if not tools:
         raise RequestError("tool_choice needs tools", param="tool_choice")
     return "required"
@@ -286,7 +278,6 @@ def tool_choice(choice: str | dict[str, Any], tools: list[dict[str, Any]], *path
 
 
 def json_schema(shape: dict[str, Any], path: str) -> dict[str, Any]:
-    """Return a response format with the schema of ``shape``. Raises: RequestError."""
     if shape.get("type") != "json_schema" or not isinstance(shape.get("schema"), dict):
         raise unsupported(path, "it must be a json_schema with a schema")
     schema = {k: v for k, v in shape.items() if k in ("name", "schema", "strict", "description") and v is not None}

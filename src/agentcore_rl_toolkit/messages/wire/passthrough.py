@@ -106,7 +106,6 @@ def asked_forms(fields: Fields) -> list[str]:
 
 
 def _forces(choice: Any) -> bool:
-    """Return True if a tool choice requires a call."""
     return choice == "required" or isinstance(choice, dict)
 
 

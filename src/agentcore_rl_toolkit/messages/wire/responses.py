@@ -137,12 +137,10 @@ def _flattened(tool: dict[str, Any], namespace: str, forms: dict[str, ToolForm])
 
 
 def _flat_name(namespace: Any, name: str) -> str:
-    """Return the name under which the model knows a function of a namespace."""
     return f"{namespace.rstrip('_')}__{name}" if isinstance(namespace, str) and namespace else name
 
 
 def _call_item(form: ToolForm | None, call_id: str, call: ToolCall, item_id: str, status: str) -> dict[str, Any]:
-    """Return a call in the form in which the agent declared its tool."""
     item: dict[str, Any] = {"id": item_id, "call_id": call_id, "status": status, "name": call.name}
     if form is not None:
         item["name"] = form.name

@@ -130,12 +130,10 @@ class BlockEncoder(ABC):
         return out + self.ended()
 
     @abstractmethod
-    def start(self) -> bytes:
-        """Encode the beginning of the stream."""
+    def start(self) -> bytes: ...
 
     @abstractmethod
-    def opened(self, kind: str) -> bytes:
-        """Encode the beginning of a block."""
+    def opened(self, kind: str) -> bytes: ...
 
     @abstractmethod
     def piece(self, kind: str, text: str, entries: list[dict[str, Any]]) -> bytes:
@@ -146,12 +144,10 @@ class BlockEncoder(ABC):
         """Encode the end of a block. With ``last``, the answer ends with it."""
 
     @abstractmethod
-    def call(self, call: ToolCall, place: int, *, last: bool) -> bytes:
-        """Encode a call, which is a separate block."""
+    def call(self, call: ToolCall, place: int, *, last: bool) -> bytes: ...
 
     @abstractmethod
-    def ended(self) -> bytes:
-        """Encode the end of the stream."""
+    def ended(self) -> bytes: ...
 
 
 def encode_event(data: Any, name: str = "") -> bytes:

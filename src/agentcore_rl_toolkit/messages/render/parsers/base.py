@@ -165,7 +165,6 @@ class Held:
         self._end = ""  # it may be the beginning of a mark
 
     def add(self, text: str, marks: Sequence[str]) -> bool:
-        """Hold more text. Returns True if it completes a mark."""
         new = self._end + text
         self._parts.append(text)
         size = max(map(len, marks), default=1) - 1

@@ -118,7 +118,6 @@ class ChannelParser(OutputParser):
         return [Delta(reasoning=f"{said}\n")] if said else []
 
     def _end(self, before: str) -> list[Delta]:
-        """End a message, or text that stands in place of a header."""
         if self._header is None:
             self._stray += before
             return []

@@ -60,7 +60,6 @@ class LlamaParser(OutputParser):
         return [self._emit(call) for call in calls]
 
     def _meant(self, text: str) -> bool:
-        """Return True if text looks like a call that cannot be read."""
         return self._grammar.hinted(text) or text.lstrip("[ \n").startswith(tuple(f"{name}(" for name in self._tools))
 
     def _release(self) -> list[Delta]:

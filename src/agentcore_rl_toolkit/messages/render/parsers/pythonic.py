@@ -35,7 +35,6 @@ class _Reader:
         self.at = 0
 
     def calls(self) -> list[tuple[str, dict[str, Any]]]:
-        """Read a list of calls. Raises: ValueError."""
         self._expect("[")
         found = [self._call()]
         while self._found(","):
