@@ -24,7 +24,6 @@ from ..collection.groups import CollectedRollout, Group, GroupRequest, summarize
 from ..collection.recording import FILTERED
 from ..collection.samples import to_samples
 from ..service import RolloutService
-from .adapter import open_service
 from .bridge import Bridge
 from .convert import to_verl
 from .dataset import PAYLOAD_KEY
@@ -57,6 +56,18 @@ def take_advantages(token_level_rewards: Any, response_mask: Any, **_: Any) -> t
     return advantages, advantages
 
 
+def open_service(agentcore: AgentCoreConfig, config: Any, llm_client: Any) -> tuple[RolloutService, Bridge | None]:
+    """Open clients and gateway over verl's engines, and the bridge if the gateway samples through `llm_client`."""
+    rollout, model = config.actor_rollout_ref.rollout, str(config.actor_rollout_ref.model.path)
+    settings = agentcore.service(model)
+    if agentcore.gateway_url is not None:
+        return RolloutService.open(settings, list, engine="sglang"), None
+    bridge = Bridge(llm_client, engine=str(rollout.name))
+    window = rollout.get("max_model_len") or rollout.prompt_length + rollout.response_length
+    settings = settings.replace(gateway_model=agentcore.gateway_model or model, gateway_context_tokens=int(window))
+    return RolloutService.open(settings, lambda: [bridge.open()], engine="sglang", upstream_key=bridge.key), bridge
+
+
 class AgentCoreManager:
     """Runs the prompts of a batch on AgentCore and hands their samples to V1 as they finish."""
 
@@ -66,13 +77,11 @@ class AgentCoreManager:
         llm_client: Any,
         teacher_client: Any = None,
         reward_loop_worker_handles: Any = None,
-        *,
-        service: RolloutService | None = None,
     ) -> None:
         self.config, self.llm_client = config, llm_client
         self.settings = AgentCoreConfig.of(config)
         self.rollout_config = config.actor_rollout_ref.rollout
-        self._service = service
+        self._service: RolloutService | None = None
         self._bridge: Bridge | None = None
         self._opening: Future[RolloutService] | None = None
         self._running: set[Any] = set()
