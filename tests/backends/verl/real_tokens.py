@@ -8,6 +8,7 @@ import dataclasses
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from real_run import composed, tiny_model
@@ -37,7 +38,9 @@ settings = credit.service("tiny").collect_config()
 (group,) = collect(requests_for(episodes), client=replay.client, gateway=replay.gateway, config=settings)
 written: dict[str, Any] = {}
 manager.tq.kv_batch_put = lambda **arguments: written.update(arguments)
-manager.AgentCoreManager(config, None)._write(group, {"global_steps": 1, "uid": "u0"}, "u0", "train")
+made = manager.AgentCoreManager(config, None)
+made._numbers = SimpleNamespace(left_out=lambda *_: None, wrote=lambda *_: None)  # no folder is kept
+made._write(group, {"global_steps": 1, "uid": "u0"}, "u0", "train")
 data = DataProto(batch=written["fields"].select("response_mask", "rm_scores").to_padded_tensor())
 data.batch["token_level_rewards"] = data.batch["rm_scores"]
 found = compute_advantage_for_multi_trajectories(
