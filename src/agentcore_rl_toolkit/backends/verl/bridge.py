@@ -91,7 +91,8 @@ class Bridge:
                 task.cancel()
         if not asked.get("stream"):
             # One reply has one version: the oldest, so that staleness is not understated.
-            return JSONResponse(answers[-1] | {"meta_info": answers[-1]["meta_info"] | _version(answers[0])})
+            oldest = {k: v for k, v in answers[0]["meta_info"].items() if k == "weight_version"}
+            return JSONResponse(answers[-1] | {"meta_info": answers[-1]["meta_info"] | oldest})
         events = [*(f"data: {json.dumps(answer)}\n\n" for answer in answers), "data: [DONE]\n\n"]
         return StreamingResponse(iter(events), media_type="text/event-stream")
 
@@ -122,9 +123,8 @@ class Bridge:
             meta["routed_experts"] = self._experts(output.routed_experts, len(prompt_ids) + len(ids) - 1)
         answers = [{"index": 0, "output_ids": ids, "meta_info": meta}]
         if oldest is not None and oldest != newest and ids:
-            sampled = meta.get("output_token_logprobs", [])[:1]
-            first: dict[str, Any] = {"weight_version": int(oldest), "finish_reason": None}
-            first["output_token_logprobs"] = sampled
+            first = {"weight_version": int(oldest), "finish_reason": None}
+            first |= {"output_token_logprobs": meta.get("output_token_logprobs", [])[:1]}
             answers.insert(0, {"index": 0, "output_ids": ids[:1], "meta_info": first})
         return answers
 
@@ -143,11 +143,6 @@ def _finish(stop_reason: str | None, tokens: int, limit: int | None) -> str:
     if stop_reason == "length" or (limit is not None and tokens >= limit):
         return "length"
     return "stop"
-
-
-def _version(answer: Mapping[str, Any]) -> dict[str, Any]:
-    version = answer["meta_info"].get("weight_version")
-    return {} if version is None else {"weight_version": version}
 
 
 async def _empty_list(request: Any) -> Any:

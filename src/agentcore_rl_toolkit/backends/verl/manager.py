@@ -33,7 +33,7 @@ from .settings import ESTIMATOR, AgentCoreConfig
 try:
     import torch
     import transfer_queue as tq
-    from tensordict import NonTensorData, NonTensorStack, TensorDict
+    from tensordict import NonTensorData, TensorDict
     from verl.experimental.agent_loop import AgentLoopOutput
     from verl.trainer.ppo.core_algos import register_adv_est
     from verl.utils.tensordict_utils import list_of_dict_to_tensordict
@@ -214,20 +214,10 @@ class AgentCoreManager:
 
 
 def rows_of(prompts: TensorDict) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = []
-    for i in range(len(prompts)):
-        row: dict[str, Any] = {}
-        for key, value in prompts.items():
-            if isinstance(value, torch.Tensor):
-                row[key] = value[i]
-            elif isinstance(value, NonTensorStack):
-                row[key] = value[i].data
-            elif isinstance(value, NonTensorData):
-                row[key] = value.data
-            else:
-                row[key] = value
-        rows.append(row)
-    return rows
+    return [
+        {name: value.data if isinstance(value, NonTensorData) else value for name, value in prompts[i].items()}
+        for i in range(len(prompts))
+    ]
 
 
 def _fields(made: Any, row: Mapping[str, Any], session: int) -> dict[str, Any]:
