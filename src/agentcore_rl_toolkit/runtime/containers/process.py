@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 AGENT_PORT = 8080
-LATE_DEATH_S = 2.0  # an engine reports a death a little later than the end of a command's output
 LOOK_S = 3.0  # pause between two checks of a container whose output has not ended
 FIRST_LOOK_S, LAST_OUTPUT_S = 0.05, 1.0
 PAUSES_S = (0.2, 0.5, 1.0, 2.0, 4.0)  # pause between requests that the engine refuses
@@ -159,8 +158,6 @@ class ContainerProcess(SessionProcess):
     async def command(self, text: str, write: Write, timeout_s: float) -> CommandEnd:
         running = self._tasks.start(self._command(text, write, timeout_s))
         await asyncio.wait([running, self.ended], return_when=asyncio.FIRST_COMPLETED)
-        if running.done() and running.result().error is not None:  # the container may be about to end
-            await asyncio.wait([self.ended], timeout=LATE_DEATH_S)
         if self.ended.done():
             running.cancel()
             return CommandEnd(-signal.SIGKILL)

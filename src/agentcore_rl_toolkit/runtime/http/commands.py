@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import codecs
-import contextlib
 from typing import Any
 
 from starlette.requests import Request
@@ -17,8 +15,6 @@ from .responses import as_wire_error, object_of
 
 MAX_COMMAND_CHARS = 65_536
 MAX_TIMEOUT_S, DEFAULT_TIMEOUT_S = 3_600, 300
-PLATFORM_ERROR = -1  # AWS's exit code for a failure of the platform
-SESSION_END_S = 0.2  # a command is killed before the end of its session is known
 
 
 def parse_command(request: Request) -> tuple[str, int]:
@@ -58,12 +54,6 @@ async def run_command(session: Session, command: str, timeout_s: float, send: Se
         if end.error is not None:
             await emit(contentDelta={"stderr": f"the command could not be started: {end.error}\n"})
         exit_code = end.code if end.code >= -1 else 128 - end.code  # a signal, as a shell reports it
-        if exit_code > 128 and not end.timed_out:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(session.closed.wait(), SESSION_END_S)
-            if session.closed.is_set():
-                await emit(contentDelta={"stderr": f"the session ended while the command ran: {session.state}\n"})
-                exit_code = PLATFORM_ERROR
         await emit(contentStop={"exitCode": exit_code, "status": "TIMED_OUT" if end.timed_out else "COMPLETED"})
     except Exception as e:
         error = as_wire_error(e)
