@@ -123,7 +123,7 @@ class Call:
 
     async def _sample(self) -> Attempt:
         """Sample the reply. While nothing of it has reached the agent, another server may take the call."""
-        context, session, router, running = self._context, self.session, self._context.router, self._context.running
+        context, router, running = self._context, self._context.router, self._context.running
         tried: tuple[Worker, ...] = ()
         second = False  # True if the only server was tried twice
         until: float | None = None  # the end of the wait for a server
@@ -131,28 +131,18 @@ class Call:
         while True:
             while running.paused:
                 await running.resumed(self)
-            worker = session.worker = router.pick(session.worker, tried)
-            if worker is None:
-                raise RequestError("the gateway has no engine; add one with POST /admin/workers", kind="overloaded")
-            self.record.upstream, begun = worker.id, running.weight_version
             try:
-                with worker.counted():
-                    reply = await self._exchange(worker)
-                    if worker.failures:  # perhaps it was restarted
-                        await worker.ask_weights()
-                self._recorder.lost_weights = worker.forgot
-                self._recorder.published = self._engine.versions or (begun, running.weight_version)
-                return reply
+                return await self._exchange(tried)
             except StatusError as e:
-                tried = (*tried, worker)
+                tried = (*tried, self._worker)
                 if e.http_status not in _TRY_ELSEWHERE or len(tried) >= MAX_TRIES or router.pick(None, tried) is None:
                     raise
             except ServerLostError as e:
                 if self.buffer:
                     raise
-                tried = (*tried, worker)
+                tried = (*tried, self._worker)
                 other = router.pick(None, tried)
-                if other is None and not (second or e.refused or worker.draining):
+                if other is None and not (second or e.refused or self._worker.draining):
                     second, tried = True, tried[:-1]
                 elif other is None or len(tried) >= MAX_TRIES:
                     if not router.is_down or (until is not None and time.monotonic() >= until):
@@ -161,45 +151,61 @@ class Call:
                     with running.held(self, None):
                         await router.wait_until_up(until)
                     second, tried = False, ()
-            except BaseException:
-                self._engine.cancel(worker)
-                raise
             context.counters["retries"] += 1
             self._end, self.record.first_token_s, self._encoder = None, None, None
 
-    async def _exchange(self, worker: Worker) -> Attempt:
-        """Send the request to a server and read its reply."""
-        reply = self._engine.attempt(worker)
-        if not reply.path:
-            self._forward(await self._engine.sample(worker))
-            return reply
-        stream, most = self.request.stream, self._context.limits.reply_bytes
-        parts, received = list[bytes](), 0
-        try:
-            response = await worker.post(reply.path, reply.body, session=self.session.id, stream=stream)
+    async def _exchange(self, tried: tuple[Worker, ...]) -> Attempt:
+        """Send the request to a server that was not tried, and read its reply."""
+        running, session, recorder = self._context.running, self.session, self._recorder
+        reply, begun = self._engine.attempt(), running.weight_version
+        worker = session.worker = self._context.router.pick(session.worker, tried)
+        if worker is None:
+            raise RequestError("the gateway has no engine; add one with POST /admin/workers", kind="overloaded")
+        self._worker, self.record.upstream = worker, worker.id
+        with worker.counted():
             try:
-                if self._engine.passes:
-                    self.headers = passed(response.headers)
-                streaming = stream and response.status == 200
-                while not response.content.at_eof():
-                    data = await response.content.readany()
-                    received += len(data)
-                    if received > most:
-                        why = f"the reply is larger than {most} bytes (setting reply_bytes)"
-                        raise RequestError(why, kind="upstream")
-                    if streaming:
-                        self._forward(reply.feed(data))
-                    else:
-                        parts.append(data)
-            finally:
-                response.release()
-        except aiohttp.ClientError as e:
-            raise worker.error_of(e) from e
+                if reply.path:
+                    stream = self.request.stream
+                    response = await worker.post(reply.path, reply.body, session=session.id, stream=stream)
+                    await self._read(response, reply)
+                else:
+                    self._forward(await self._engine.sample(worker))
+            except aiohttp.ClientError as e:
+                raise worker.error_of(e) from e
+            except BaseException as e:
+                if not isinstance(e, StatusError):
+                    self._engine.cancel(worker)
+                raise
+            if reply.reported is not None:
+                worker.report_weights(reply.reported)
+            if worker.failures:  # perhaps it was restarted
+                await worker.ask_weights()
+        recorder.lost_weights = worker.forgot
+        recorder.published = self._engine.versions or (begun, running.weight_version)
+        return reply
+
+    async def _read(self, response: aiohttp.ClientResponse, reply: Attempt) -> None:
+        """Read a server's reply. Raises: StatusError, RequestError, CaptureError, UpstreamError, aiohttp.ClientError."""
+        parts, received, most = list[bytes](), 0, self._context.limits.reply_bytes
+        try:
+            if self._engine.passes:
+                self.headers = passed(response.headers)
+            streaming = self.request.stream and response.status == 200
+            while not response.content.at_eof():
+                data = await response.content.readany()
+                received += len(data)
+                if received > most:
+                    raise RequestError(f"the reply is larger than {most} bytes (setting reply_bytes)", kind="upstream")
+                if streaming:
+                    self._forward(reply.feed(data))
+                else:
+                    parts.append(data)
+        finally:
+            response.release()
         if response.status != 200:
             raise StatusError(response.status, response.headers, b"".join(parts))
         if not streaming:
             reply.read(b"".join(parts))
-        return reply
 
     def enter(self, stage: str, limit_s: float | None) -> None:
         """Begin a stage of the call, which has its own deadline."""

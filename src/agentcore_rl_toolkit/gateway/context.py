@@ -20,10 +20,14 @@ from .sessions import Session, Sessions
 
 
 class Attempt(Protocol):
-    """A request to a server, and the reader of its reply. Without a ``path``, `Engine.sample` samples the call."""
+    """A request to a server, and the reader of its reply. Without a ``path``, `Engine.sample` samples the call.
+
+    ``reported`` is the last weight version that the server named, if the router must know it.
+    """
 
     path: bytes
     body: bytes
+    reported: int | str | None
 
     def read(self, body: bytes) -> None:
         """Read a reply that is not streamed. Raises: CaptureError."""
@@ -57,8 +61,8 @@ class Engine:
     async def prepare(self, call_id: str) -> None:
         """Make the prompt. `release` follows, also after an error. Raises: RequestError."""
 
-    def attempt(self, worker: Worker) -> Attempt:
-        """Begin to sample at a server."""
+    def attempt(self) -> Attempt:
+        """Return the request for a server, and the reader of its reply."""
         raise NotImplementedError
 
     async def sample(self, worker: Worker) -> list[Delta]:

@@ -14,7 +14,6 @@ from .capture.replay import reply_of
 from .capture.reply import ReplyReader
 from .config import REFUSED_FORM
 from .context import Engine
-from .router import Worker
 
 _to_json = msgspec.json.Encoder().encode
 
@@ -63,7 +62,7 @@ class RelayedChat(Engine):
         if passthrough.asked_forms(fields) and not context.config.train_constrained:
             self._untrainable = CONSTRAINED
 
-    def attempt(self, worker: Worker) -> ReplyReader:
+    def attempt(self) -> ReplyReader:
         request = self.request
         self._reply = ReplyReader(
             path=b"/v1/chat/completions",

@@ -86,6 +86,7 @@ class ReplyReader:
 
     path: bytes = b""
     body: bytes = b""
+    reported: int | str | None = None
     entries: bool = False
     n: int = 1
     relayed: bool = False

@@ -106,7 +106,7 @@ class ServiceSampling(TokenSampling):
     samplers: Samplers = field(kw_only=True)
     pings: bool = field(default=True, init=False)
 
-    def attempt(self, worker: Worker) -> TokenReply:
+    def attempt(self) -> TokenReply:
         return self._new_reply()
 
     def cancel(self, worker: Worker) -> None:
@@ -141,7 +141,8 @@ class ServiceSampling(TokenSampling):
                 worker.failed(unreachable=False, why=repr(e))
                 log.warning("sampling failed: %r", e)
             raise found from e
-        return self._reply.add(pieces)
+        self._reply.read_event = list
+        return self._reply.add([pieces])
 
 
 def cut(piece: Piece, asked: Asked, decode: Callable[[Sequence[int]], str]) -> int:

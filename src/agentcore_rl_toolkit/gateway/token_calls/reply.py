@@ -20,7 +20,7 @@ from ...messages.wire.canonical import STOP, Choice, Delta, Usage
 from ..capture.choice import ChoiceTokens
 from ..capture.events import EventReader
 from ..capture.record import CONSTRAINED, Captured
-from ..engines import Piece, ReadPieces
+from ..engines import Piece
 
 _to_json = msgspec.json.Encoder().encode
 
@@ -38,8 +38,8 @@ class _SampledChoice:
 class TokenReply:
     """A request to an engine, and its reply.
 
-    ``read_event`` reads the engine's format, and ``report_weights`` gets each weight version that the engine names. ``form`` is
-    that of the answer, if it may have a free part. ``untrainable`` is why no choice must be trained on. A captured reply has its
+    ``read_event`` reads the engine's format. ``reported`` is the last weight version that the engine named. ``form`` is that of
+    the answer, if it may have a free part. ``untrainable`` is why no choice must be trained on. A captured reply has its
     ``choices``, and if its history can continue, their ``answers``: index, token ids, and message.
     """
 
@@ -51,8 +51,9 @@ class TokenReply:
     untrainable: str | None = None
     path: bytes = b""
     body: bytes = b""
-    read_event: ReadPieces = lambda event: []
-    report_weights: Callable[[int | str | None], None] = lambda version: None
+    read_event: Callable[[Any], list[Piece]] = lambda event: []
+    reported: int | str | None = None
+    usage: Usage = field(default_factory=Usage)
     choices: list[Choice] = field(default_factory=list)
     answers: Sequence[tuple[int, Sequence[int], dict[str, Any]]] = ()
     _events: EventReader | None = None  # splits a stream
@@ -61,43 +62,45 @@ class TokenReply:
     _error: dict[str, Any] | None = None  # as the engine reports it inside a reply
 
     def read(self, body: bytes) -> None:
-        try:
-            self.add(self.read_event(body))
-        except NOT_JSON as e:
-            raise CaptureError(f"the engine's reply cannot be read: {e}") from e
+        self.add([body])
 
     def feed(self, data: bytes) -> list[Delta]:
         self._events = self._events or EventReader()
+        return self.add(self._events.feed(data))
+
+    def add(self, events: Sequence[Any]) -> list[Delta]:
+        """Add the sampled tokens of events to their choices. Returns the deltas that they make. Raises: CaptureError."""
+        asked, deltas = self.asked, list[Delta]()
         try:
-            return self.add([piece for event in self._events.feed(data) for piece in self.read_event(event)])
+            pieces = [piece for event in events for piece in self.read_event(event)]
         except NOT_JSON as e:
             raise CaptureError(f"the engine's reply cannot be read: {e}") from e
-
-    def add(self, pieces: list[Piece]) -> list[Delta]:
-        """Add sampled tokens to their choices. Returns the deltas that they make."""
-        asked, deltas = self.asked, list[Delta]()
-        for piece in joined(pieces):
+        for piece in pieces if len(pieces) < 2 else joined(pieces):
             if piece.error is not None:
                 self._error = piece.error
                 continue
             sampled = self._sampled.get(piece.choice)
             if sampled is None:
-                stream = self.renderer.stream(
-                    tools=(asked.tools or None) if asked.tool_choice != "none" else None,
-                    opens_reasoning=self.prompt is not None and self.prompt.opens_reasoning,
+                renderer, opened = self.renderer, self.prompt is not None and self.prompt.opens_reasoning
+                tools = (asked.tools or None) if asked.tool_choice != "none" else None
+                parser = renderer.grammar.new_parser(tools=tools, reasoning_open=opened)
+                stream = ReplyStream(
+                    renderer.tokenizer,
+                    renderer.stop_token_ids,
+                    parser,
                     choice=piece.choice,
                     stops=asked.sampling.stop,
                 )
                 sampled = self._sampled[piece.choice] = _SampledChoice(ChoiceTokens(), stream)
             tokens = sampled.tokens
+            deltas += sampled.stream.feed(piece.ids, final=piece.finish_reason is not None)
+            tokens.add(piece.ids, piece.logprobs)
             if piece.weight_version is not None:
-                self.report_weights(piece.weight_version)
+                self.reported = piece.weight_version
                 tokens.add_version(piece.weight_version, first=piece.weight_version_first, tokens=bool(piece.ids))
             tokens.spans = piece.spans or tokens.spans
             if piece.routed_experts is not None:
                 tokens.experts = piece.routed_experts
-            tokens.add(piece.ids, piece.logprobs)
-            deltas += sampled.stream.feed(piece.ids, final=piece.finish_reason is not None)
             if asked.logprobs and (entries := self._entries(tokens, len(piece.ids))):
                 deltas.append(Delta(choice=piece.choice, logprob_entries=entries))
             if piece.finish_reason is None:
@@ -109,7 +112,12 @@ class TokenReply:
             self._finished = sum(each.parsed is not None for each in self._sampled.values()) == asked.n
             end = Delta(choice=piece.choice, finish_reason=parsed.finish_reason, final=self._finished)
             end.stop_sequence = parsed.stop_sequence
-            deltas += [end, Delta(usage=self.usage())] if self._finished else [end]
+            deltas.append(end)
+            if self._finished:
+                counted = asked.counted or Usage()
+                self.usage = Usage(prompt_tokens=counted.prompt_tokens, cached_tokens=counted.cached_tokens)
+                self.usage.completion_tokens = sum(len(each.tokens.ids or ()) for each in self._sampled.values())
+                deltas.append(Delta(usage=self.usage))
         return deltas
 
     def _entries(self, tokens: ChoiceTokens, count: int) -> list[dict[str, Any]]:
@@ -123,14 +131,6 @@ class TokenReply:
             return []
         return self.renderer.logprob_entries(ids[-count:], logprobs[-count:], top=self.asked.top_logprobs > 0)
 
-    def usage(self) -> Usage:
-        counted = self.asked.counted or Usage()
-        return Usage(
-            prompt_tokens=counted.prompt_tokens,
-            completion_tokens=sum(len(each.tokens.ids or ()) for each in self._sampled.values()),
-            cached_tokens=counted.cached_tokens,
-        )
-
     def captured(self) -> Captured:
         prompt = self.prompt
         captured = Captured(
@@ -139,7 +139,7 @@ class TokenReply:
             has_tokens=True,
             reply_id=self.reply_id,
             model=self.asked.model,
-            usage=_to_json(self.usage().to_dict()),
+            usage=_to_json(self.usage.to_dict()),
             complete=self._finished,
             error=None if self._error is None else _to_json(self._error),
             untrainable=self.untrainable,
@@ -175,8 +175,6 @@ class TokenReply:
 
 def joined(pieces: list[Piece]) -> list[Piece]:
     """Join pieces of a choice that came together: their text is parsed and sent at once."""
-    if len(pieces) < 2:
-        return pieces
     found: list[Piece] = []
     for piece in pieces:
         before = found[-1] if found else piece

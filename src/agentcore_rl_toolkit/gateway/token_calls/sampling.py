@@ -129,13 +129,13 @@ class TokenSampling(Engine):
 
     # -- the reply
 
-    def attempt(self, worker: Worker) -> TokenReply:
+    def attempt(self) -> TokenReply:
         request, mode = self.request, self.mode
         engine, sampling = TOKEN_ENGINES[self.context.engine], self._sampling
         stops = frozenset() if sampling.get("ignore_eos") else mode.renderer.stop_token_ids
         self._name = f"{self._call_id}-{secrets.token_hex(4)}"  # a server refuses a name that it is still sampling
         reply = self._new_reply()
-        reply.read_event, reply.report_weights = engine.reader(), worker.report_weights
+        reply.read_event = engine.reader()
         reply.path, reply.body = engine.request(
             TokenRequest(
                 prompt=b"[]" if self._prompt is None else self._prompt.json,
@@ -157,7 +157,7 @@ class TokenSampling(Engine):
 
     def whole(self, record: CallRecord) -> bytes:
         assert self._reply is not None
-        request, choices, usage = self.request, self._reply.choices, self._reply.usage()
+        request, choices, usage = self.request, self._reply.choices, self._reply.usage
         reply = Reply(
             id=request.reply_id,
             model=request.asked.model,

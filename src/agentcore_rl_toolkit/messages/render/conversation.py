@@ -40,6 +40,10 @@ def _hash(*parts: bytes) -> Digest:
     return hashlib.blake2b(b"\x00".join(parts), digest_size=16).digest()
 
 
+def _text(content: Any) -> str:
+    return content if isinstance(content, str) else text_of(content)
+
+
 def _arguments_key(arguments: Any) -> Any:
     if not isinstance(arguments, str):
         return arguments
@@ -57,7 +61,7 @@ def _called(message: Mapping[str, Any]) -> list[tuple[str, Any]]:
 def message_digest(message: Mapping[str, Any], *, text: str | None = None) -> Digest:
     """Return the content of a message, however its framework writes it. ``text`` replaces an answer's text."""
     role, content = message["role"], message.get("content")
-    words = text_of(content) if text is None else text
+    words = _text(content) if text is None else text
     if role == "assistant":
         calls = _called(message)
         return _hash(b"assistant", _ENCODER.encode(["".join(words.split()) if calls else words.strip(), calls]))
@@ -219,7 +223,7 @@ class Conversation:
         return found
 
     def _commit(self, before: Digest, message: Mapping[str, Any]) -> Commit | None:
-        text = text_of(message.get("content"))
+        text = _text(message.get("content"))
         for shown in dict.fromkeys((text, self._answer_in(text))):
             if (commit := self.commits.get(_hash(before, message_digest(message, text=shown)))) is not None:
                 return commit
@@ -320,7 +324,7 @@ class Conversation:
             digests.append(_hash(asked.digest, message_digest(message, text="")))
         if (key := _calls_key(message)) is not None:
             digests.append(_hash(asked.digest, key))
-            words, calls = "".join(text_of(message.get("content")).split()), _called(message)
+            words, calls = "".join(_text(message.get("content")).split()), _called(message)
         row = asked.row.extended(completion_ids)
         self._buffers.add(row.buffer)
         # Two answers with the same text (n > 1, a retry): the agent most likely continues the later one.
