@@ -78,6 +78,7 @@ async def traced(engine_url: str, *, relay: bool, stream: bool, trace: Trace) ->
         messages += [json.loads(reply)["choices"][0]["message"], {"role": "user", "content": "bye"}]
         assert gateway._ticker is not None
         gateway._ticker.cancel()  # its work is not that of the request
+        await asyncio.sleep(0)
         trace.on = True
         await asyncio.to_thread(ask, connection, path, session.key.decode(), messages, stream)
         trace.on = False

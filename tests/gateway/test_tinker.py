@@ -130,7 +130,7 @@ async def test_weights_that_are_published_while_others_are_opened_are_sampled(
     gateway = await start(sampler="tinker://slow")
     session, client = await opened(gateway), GatewayClient(gateway.url)
     asking = asyncio.ensure_future(say(session))
-    await until(lambda: gateway.samplers is not None and gateway.samplers._open is not None)
+    await until(lambda: gateway.samplers is not None and gateway.samplers._opening.locked())
     await client.set_weight_version_async(2, sampler=NEW)
     held.set_result(None)
     await asking

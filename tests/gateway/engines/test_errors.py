@@ -12,8 +12,8 @@ from agentcore_rl_toolkit.gateway.engines.errors import event_error, upstream_er
     [
         (b"[1]", "[1]"),
         (b'{"message":["l"]}', '{"message":["l"]}'),
-        (b'{"error":{},"detail":"top"}', '"top"'),
-        (b'{"error":{"detail":"inner"},"detail":"top"}', '"inner"'),
+        (b'{"detail":"top"}', "top"),
+        (b'{"error":"words"}', "words"),
         (b'{"error":{"message":"a"},"detail":"top"}', "a"),
         (b"", "the engine answered 400"),
     ],

@@ -45,9 +45,10 @@ class Flows:
         self._turns: dict[str, list[str]] = {}  # turns by the keys of their answers
         self._requests: dict[str, tuple[int, Any, Any]] = {}  # number of a turn's messages, the first and the last
         self._sources: list[_Source] = []
-        self._source_runs: dict[int, dict[int, list[int]]] = {}  # sources by length and run
+        self._source_runs: dict[int, list[int]] = {}  # sources by run
+        self._sizes: set[int] = set()  # the lengths of their runs
         self._texts: dict[str, int] = {}  # the texts of prompts, numbered
-        self._text_runs: dict[int, dict[int, list[int]]] = {}  # texts by length and run
+        self._text_runs: dict[int, list[int]] = {}  # texts by run
         self._prompt: set[int] = set()  # the texts of the last request
         self._flows: dict[tuple[str, str], list[tuple[str, str]]] = {}  # quoted turns by message
 
@@ -82,26 +83,26 @@ class Flows:
             words = _words(text)
             if sum(map(len, words)) < _LETTERS:
                 continue
-            size = min(_RUN, len(words))
-            texts = self._runs_of_texts(size)
+            size, texts = min(_RUN, len(words)), self._text_runs
+            if size not in self._sizes:
+                self._sizes.add(size)
+                for text, number in self._texts.items():
+                    self._index(text, number, {size})
             runs = {r for r in islice(_runs(words, size), 0, None, _STEP) if self._prompt.isdisjoint(texts.get(r, ()))}
             for run in runs:
-                self._source_runs.setdefault(size, {}).setdefault(run, []).append(len(self._sources))
+                self._source_runs.setdefault(run, []).append(len(self._sources))
             self._sources.append(_Source(turn, how, request, len(runs)))
 
     def _number(self, text: str) -> int:
         if text not in self._texts:
             self._texts[text] = len(self._texts)
-            for size, index in self._text_runs.items():
-                _index(text, self._texts[text], size, index)
+            self._index(text, self._texts[text], self._sizes)
         return self._texts[text]
 
-    def _runs_of_texts(self, size: int) -> dict[int, list[int]]:
-        if size not in self._text_runs:
-            self._text_runs[size] = {}
-            for text, number in self._texts.items():
-                _index(text, number, size, self._text_runs[size])
-        return self._text_runs[size]
+    def _index(self, text: str, number: int, sizes: set[int]) -> None:
+        words = _words(text)
+        for run in {run for size in sizes for run in _runs(words, size)}:
+            self._text_runs.setdefault(run, []).append(number)
 
     def _said(self, asked: Sequence[dict[str, Any]], at: int) -> list[str]:
         """Return the turns that gave this assistant message. Of several, those that were asked with the messages before it."""
@@ -125,9 +126,8 @@ class Flows:
 
     def _search(self, text: str) -> list[tuple[str, str]]:
         words, hits = _words(text), Counter[int]()
-        for size, index in self._source_runs.items():
-            for run in index.keys() & set(_runs(words, size)):
-                hits.update(index[run])
+        for run in {run for size in self._sizes for run in _runs(words, size)}:
+            hits.update(self._source_runs.get(run, ()))
         quotes = [
             (source, count / source.runs)
             for source, count in ((self._sources[at], count) for at, count in hits.items())
@@ -158,11 +158,6 @@ def _unescape(match: re.Match[str]) -> str:
 def _runs(words: Sequence[str], size: int) -> Iterator[int]:
     """Yield hashes of so many words in a row: numbers cost the garbage collector nothing."""
     return map(hash, zip(*(words[i:] for i in range(size)), strict=False))
-
-
-def _index(text: str, number: int, size: int, index: dict[int, list[int]]) -> None:
-    for run in set(_runs(_words(text), size)):
-        index.setdefault(run, []).append(number)
 
 
 def _texts(message: dict[str, Any]) -> list[str]:

@@ -16,13 +16,7 @@ COMMON = frozenset(
     ("n", "seed", "min_p", "top_k", "logit_bias", "presence_penalty", "frequency_penalty", "repetition_penalty", "stop")
 )
 FORMS = frozenset(("response_format", "tool_choice", "parallel_tool_calls"))  # constraints on the form of an answer
-GUIDED = {  # vLLM's names before 0.11
-    "guided_json": "json",
-    "guided_regex": "regex",
-    "guided_choice": "choice",
-    "guided_grammar": "grammar",
-}
-VLLM_FORMS = frozenset({"structured_outputs", *GUIDED})
+VLLM_FORMS = frozenset({"structured_outputs"})
 SGLANG_FORMS = frozenset({"json_schema", "regex", "ebnf", "structural_tag"})
 
 

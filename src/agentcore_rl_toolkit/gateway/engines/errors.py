@@ -28,36 +28,28 @@ _KIND_OF = {
 
 def upstream_error(status: int, body: bytes) -> RequestError:
     """Return the error for an engine's error body. A prompt that is too long gets the provider's code for it."""
+    if status < 400:  # such as a redirect, which the gateway does not follow
+        return RequestError(f"the engine answered {status}", kind="upstream")
     try:
         reply = msgspec.json.decode(body)
     except NOT_JSON:
-        reply = {"message": body[:500].decode("utf-8", "replace")}
+        reply = None
     found = reply if isinstance(reply, dict) else {}
-    outer = found.get("detail")
-    if isinstance(found.get("error"), dict):
-        found = found["error"]
-    texts = [found.get(name) for name in ("message", "error", "param", "code")]
-    message, error, param, code = (text if isinstance(text, str) else None for text in texts)
-    message = error or message
-    if message is None:
-        detail = found.get("detail", outer)
-        message = body[:500].decode("utf-8", "replace") if detail is None else msgspec.json.encode(detail).decode()
+    found = found["error"] if isinstance(found.get("error"), dict) else found
+    texts = {name: text for name, text in found.items() if isinstance(text, str)}
+    message = texts.get("message") or texts.get("error") or texts.get("detail") or body[:500].decode("utf-8", "replace")
     if status == 400 and any(words in body for words in _OVERFLOW):
-        return RequestError(message or "the prompt is too long", kind="context_overflow", param=param or "messages")
-    kind = _KIND_OF.get(status, "invalid_request" if 400 <= status < 500 else "internal")
-    if status < 400:  # such as a redirect, which the gateway does not follow
-        return RequestError(f"the engine answered {status}", kind="upstream")
-    shown = 502 if status in (401, 403) else status
+        return RequestError(message, kind="context_overflow", param=texts.get("param", "messages"))
     if status == 401:
-        message = f"the engine refused the gateway's key ({status}); set it in AGENTCORE_RL_GATEWAY_UPSTREAM_KEY"
+        message = "the engine refused the gateway's key (401); set it in AGENTCORE_RL_GATEWAY_UPSTREAM_KEY"
     elif status == 403:  # a key without the right, or a closed route: vLLM's token route without --enable-scale-out
         message = f"the engine refused the gateway (403): {message or 'it gives no reason'}"
     return RequestError(
         message or f"the engine answered {status}",
-        kind=kind,
-        param=param,
-        code=code,
-        status=shown,
+        kind=_KIND_OF.get(status, "invalid_request" if status < 500 else "internal"),
+        param=texts.get("param"),
+        code=texts.get("code"),
+        status=502 if status in (401, 403) else status,
     )
 
 

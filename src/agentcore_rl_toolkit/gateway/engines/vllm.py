@@ -16,7 +16,7 @@ import msgspec
 
 from ...errors import CaptureError
 from ..capture.record import Uint31
-from .base import COMMON, FORMS, GUIDED, VLLM_FORMS, Piece, TokenEngine, TokenRequest, WeightSpan, changes, error_piece
+from .base import COMMON, FORMS, VLLM_FORMS, Piece, TokenEngine, TokenRequest, WeightSpan, changes, error_piece
 
 _encode = msgspec.json.Encoder().encode
 
@@ -58,11 +58,10 @@ _SAMPLER = frozenset(
 
 def request(wanted: TokenRequest) -> tuple[bytes, bytes]:
     """Return path and body of a request."""
-    asked, parameters = wanted.asked, wanted.sampling
-    if asked.response_format is not None or not parameters.keys().isdisjoint(GUIDED):
-        parameters = _held_to_form(asked.response_format, parameters)
+    asked = wanted.asked
     sampling = {
-        **parameters,
+        **_held_to_form(asked.response_format),
+        **wanted.sampling,
         "max_tokens": wanted.max_tokens,
         "logprobs": 1,
         "stop_token_ids": wanted.stop_token_ids,
@@ -78,22 +77,16 @@ def request(wanted: TokenRequest) -> tuple[bytes, bytes]:
     return b"/v1/completions", _encode(body)
 
 
-def _held_to_form(response_format: Mapping[str, Any] | None, other: dict[str, Any]) -> dict[str, Any]:
-    """Return the sampling parameters with ``structured_outputs`` for the constraint; an explicit one of the agent's stays.
-
-    Source: vLLM's `sampling_params.StructuredOutputsParams`.
-    """
-    rest = {key: value for key, value in other.items() if key not in GUIDED}
+def _held_to_form(response_format: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the sampling parameter for a constraint. Source: vLLM's `sampling_params.StructuredOutputsParams`."""
     kind = (response_format or {}).get("type", "text")
     if response_format is None or kind == "text":
-        found: dict[str, Any] = {GUIDED[key]: value for key, value in other.items() if key in GUIDED}
-    elif kind == "json_object":
-        found = {"json_object": True}
-    elif kind == "json_schema":
-        found = {"json": response_format["json_schema"]["schema"]}
-    else:
-        found = {"structural_tag": _encode(response_format).decode()}
-    return {"structured_outputs": found, **rest} if found else rest
+        return {}
+    if kind == "json_object":
+        return {"structured_outputs": {"json_object": True}}
+    if kind == "json_schema":
+        return {"structured_outputs": {"json": response_format["json_schema"]["schema"]}}
+    return {"structured_outputs": {"structural_tag": _encode(response_format).decode()}}
 
 
 def _pieces(event: bytes) -> list[Piece]:

@@ -58,25 +58,23 @@ class Samplers:
     def __init__(self, service: SamplingService, wanted: tuple[str, int | None] | None) -> None:
         self.wanted = wanted
         self.service = service
-        self._open: asyncio.Task[Sampler] | None = None  # the sampler of ``wanted``
+        self._sampler: Sampler | None = None  # that of ``wanted``, from its first call on
+        self._opening = asyncio.Lock()
 
     async def current(self) -> tuple[Sampler, int | None]:
         """Return the sampler of the current weights, and their version. Raises: RequestError."""
-        while self.wanted is not None:
-            opening = self._open = self._open or asyncio.ensure_future(self.service.open(self.wanted[0]))
-            try:
-                sampler = await asyncio.shield(opening)
-            except Exception as e:
-                if self._open is opening:
-                    self._open = None
-                log.warning("weights %s cannot be opened for sampling: %s", self.wanted[0], e)
-                raise RequestError("the engine has no weights to sample from", kind="upstream") from e
-            if self._open is opening:  # or others were published meanwhile
-                return sampler, self.wanted[1]
-        raise RequestError(
-            "the gateway has no weights to sample from yet: give --sampler, or publish some (set_weight_version)",
-            kind="overloaded",
-        )
+        async with self._opening:
+            if self.wanted is None:
+                why = "the gateway has no weights to sample from yet: give --sampler, or publish some (set_weight_version)"
+                raise RequestError(why, kind="overloaded")
+            if self._sampler is None:
+                try:
+                    sampler = await self.service.open(self.wanted[0])
+                except Exception as e:
+                    log.warning("weights %s cannot be opened for sampling: %s", self.wanted[0], e)
+                    raise RequestError("the engine has no weights to sample from", kind="upstream") from e
+                self._sampler = self._sampler or sampler  # perhaps others were published meanwhile
+            return self._sampler, self.wanted[1]
 
     async def use(self, model: str | None, version: int) -> None:
         """Let all further calls sample ``model`` as ``version``; None keeps the weights and renames their version.
@@ -86,12 +84,11 @@ class Samplers:
         if model is None:
             self.wanted = None if self.wanted is None else (self.wanted[0], version)
             return
-        opening = asyncio.ensure_future(self.service.open(model))
         try:
-            await opening
+            sampler = await self.service.open(model)
         except Exception as e:
             raise RequestError(f"{model} cannot be sampled: {e}", kind="upstream") from e
-        self._open, self.wanted = opening, (model, version)
+        self._sampler, self.wanted = sampler, (model, version)
 
     async def close(self) -> None:
         with contextlib.suppress(Exception):
