@@ -18,7 +18,7 @@ from .sessions import RecordedReply, Session
 
 AGENT_GONE = "agent_gone"  # the error code of a call whose agent disconnected
 _MOST_REFUSED = 50  # refused requests that a session records: an agent may repeat one forever
-_NO_TOKENS = "the engine returned no token ids; it must support return_token_ids (vLLM 0.10.2 and later)"
+_NO_TOKENS = "the engine returned no token ids; it must support return_token_ids (vLLM 0.11 and later)"
 
 
 class Recorder:

@@ -99,8 +99,8 @@ VALUES: dict[str, Any] = {
     ),
     **dict.fromkeys(("ignore_eos", "logprobs"), True),
     **{name: [7] for name in ("stop_token_ids", "allowed_token_ids")},
-    **{name: ["a"] for name in ("stop", "bad_words", "guided_choice")},
-    **{name: {"1": 1} for name in ("guided_json", "structured_outputs", "logit_bias")},
+    **{name: ["a"] for name in ("stop", "bad_words")},
+    **{name: {"1": 1} for name in ("structured_outputs", "logit_bias")},
     "tools": [TOOL],
     "tool_choice": "required",
     "parallel_tool_calls": False,
@@ -110,7 +110,6 @@ VALUES: dict[str, Any] = {
 }
 ALL = {name: VALUES.get(name, "x") for name in sorted(KNOWN)}
 FORMS = {"response_format", "tool_choice", "parallel_tool_calls", "structured_outputs"}
-FORMS |= {"guided_json", "guided_regex", "guided_choice", "guided_grammar"}
 COMMON = {
     "temperature",
     "top_p",
@@ -202,7 +201,7 @@ OVERLAID: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = [
         {**TOOLS, "parallel_tool_calls": False},
         {**TOOLS, "parallel_tool_calls": False},
     ),
-    ({"guided_regex": "a"}, {"response_format": JSON_OBJECT}, {}),
+    ({"structured_outputs": {"regex": "a"}}, {"response_format": JSON_OBJECT}, {}),
     ({"tool_choice": "required"}, {**TOOLS, "structured_outputs": {"regex": ".*"}}, TOOLS),
     ({"tool_choice": "required"}, {"response_format": JSON_OBJECT}, {"response_format": JSON_OBJECT}),
     ({"tools": [TOOL]}, {**TOOLS, "tool_choice": NAMED}, {}),
@@ -238,7 +237,7 @@ async def test_a_sessions_parameter_replaces_all_that_agents_ask_for_on_its_subj
             sent = {name: body[name] for name in names}
             assert json.dumps(sent, sort_keys=True) == json.dumps({**kept, "logprobs": True}, sort_keys=True)
             continue
-        forms = {"guided_regex": "regex", "tool_choice": "structural_tag"}
+        forms = {"structured_outputs": "regex", "tool_choice": "structural_tag"}
         forms["response_format"] = "structural_tag" if kept.get("tools") else "json_object"  # calls, or an object
         sampling, prompt = body["sampling_params"], renderer.decode(engine.calls[-1].prompt_ids)
         assert list(sampling.get("structured_outputs", ())) == [forms[name] for name in kept if name in forms]

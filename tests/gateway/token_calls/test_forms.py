@@ -103,7 +103,6 @@ FORCED: list[tuple[dict[str, Any], set[str]]] = [
 ]
 ENGINES_OWN: list[tuple[dict[str, Any], set[str]]] = [
     ({"structured_outputs": {"json": {"type": "object"}}}, {"structured_outputs"}),
-    ({"guided_json": {"type": "object"}}, {"guided_json"}),
     ({"json_schema": '{"type": "object"}'}, {"json_schema"}),
     ({"regex": "a+"}, {"regex"}),
 ]
@@ -130,7 +129,7 @@ async def test_a_wish_is_a_free_call_that_is_counted_and_trains(
         status, reply = await ask(session, **asked)
         assert status == 200, reply
         body = engine.calls[-1].body
-        forms = {"tool_choice", "response_format", "structured_outputs", "guided_json", "json_schema", "regex"}
+        forms = {"tool_choice", "response_format", "structured_outputs", "json_schema", "regex"}
         assert not forms & {*body, *body.get("sampling_params", {})}
         [turn], report = await read(gateway, session)
         assert (set(report.left_out), turn.why_untrainable()) == (wishes, None)

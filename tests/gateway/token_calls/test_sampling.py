@@ -129,7 +129,7 @@ async def test_a_json_schema_and_a_required_call_are_enforced_by_the_engine(
     ("kind", "asked", "param"),
     [
         ("vllm", {"regex": "a"}, "regex"),
-        ("sglang", {"guided_json": SCHEMA}, "guided_json"),
+        ("sglang", {"structured_outputs": {"json": SCHEMA}}, "structured_outputs"),
         ("sglang", {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "no"}}}, "tool_choice"),
     ],
 )

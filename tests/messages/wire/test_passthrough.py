@@ -112,7 +112,7 @@ def test_no_body_can_do_worse_than_a_400(asked: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("asked", "names"),
     [
-        ({"response_format": {"type": "text"}, "guided_json": {}, "regex": ""}, []),
+        ({"response_format": {"type": "text"}, "regex": ""}, []),
         ({"response_format": {"type": "json_object"}}, ["response_format"]),
         ({"response_format": {"type": "structural_tag"}, "regex": "a+"}, ["regex", "response_format"]),
     ],

@@ -31,7 +31,7 @@ _HALF = re.compile(
 # Sampling parameters of engines that OpenAI does not have; they pass through by name. Source: vLLM's and SGLang's
 # request models.
 _ENGINE_PARAMETERS = """
-    allowed_token_ids bad_words ebnf guided_choice guided_grammar guided_json guided_regex ignore_eos
+    allowed_token_ids bad_words ebnf ignore_eos
     include_stop_str_in_output json_schema length_penalty min_tokens no_stop_trim priority regex skip_special_tokens
     spaces_between_special_tokens stop_token_ids structured_outputs thinking_token_budget truncate_prompt_tokens
 """

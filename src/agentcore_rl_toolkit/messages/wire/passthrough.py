@@ -30,7 +30,6 @@ _OPENAI = """
 """
 _VLLM = """
     add_special_tokens cache_salt chat_template_kwargs documents
-    guided_choice guided_decoding_backend guided_grammar guided_json guided_regex guided_whitespace_pattern
     include_reasoning logprob_token_ids logits_processors media_io_kwargs min_p mm_processor_kwargs
     repetition_detection repetition_penalty return_prompt_text return_token_ids return_token_offsets
     return_tokens_as_token_ids routed_experts_prompt_start session_id stream_interval structured_outputs
@@ -44,10 +43,7 @@ KNOWN = ENGINE_PARAMETERS | _SGLANG | frozenset(f"{_OPENAI} {_VLLM}".split())
 
 _UNREAD = ("messages", "tools")
 _NOTHING: tuple[Any, ...] = (None, [], {}, "", False)
-_FORMS = frozenset(
-    {"response_format", "structured_outputs", "guided_choice", "guided_grammar", "guided_json", "guided_regex"}
-    | {"ebnf", "json_schema", "regex"}
-)
+_FORMS = frozenset({"response_format", "structured_outputs", "ebnf", "json_schema", "regex"})
 _FORM_TYPES = ("json_object", "json_schema", "structural_tag")
 _ABOUT_TOOLS = ("tool_choice", "parallel_tool_calls")  # they mean nothing in a call without tools
 # Fields with one subject: any of them in a session's parameters replaces all of them in the agent's request.
