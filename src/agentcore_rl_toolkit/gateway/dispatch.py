@@ -34,7 +34,6 @@ _COUNTS: dict[bytes, tuple[str, Callable[[bytes], ModelRequest], str]] = {
     b"messages/count_tokens": ("anthropic", partial(anthropic.parse_request, counting=True), "input_tokens"),
     bedrock.COUNT: ("bedrock", bedrock.parse_count, "inputTokens"),
 }
-_HEALTH = (b"/healthz", b"/health")
 _SIGNED = "AWS4-HMAC-SHA256 Credential="
 
 
@@ -69,10 +68,6 @@ class Dispatch:
         try:
             if refusal is not None:
                 raise RequestError(refusal.message, kind="permission", status=refusal.status)
-            if http.method == "CONNECT":
-                raise RequestError("this server is not a proxy; use its URL as base URL", kind="method_not_allowed")
-            if http.method == "HEAD":  # the response has no body
-                return web.Response(status=200 if raw in _HEALTH else 405, headers={"allow": "GET, POST"})
             if slash and raw.startswith(b"/sessions/"):
                 return await self._agent(http, name, rest, query, dialect)
             known = self._loopback
@@ -82,10 +77,7 @@ class Dispatch:
             body = await read_body(http, self._context.limits) if known else b""
             return await respond(self._admin.answer(Request(http.method.encode(), raw, query, body), known=known), http)
         except RequestError as e:
-            response = error_response(dialect, e)
-            if http.method == "CONNECT":
-                response.force_close()
-            return response
+            return error_response(dialect, e)
 
     # -- agents
 
@@ -105,7 +97,7 @@ class Dispatch:
             rest = route.pattern
         elif rest not in _CALLS:
             rest = rest.rstrip(b"/")
-        dialect = _CALLS.get(rest, dialect)
+        dialect, request = _CALLS.get(rest, dialect), None
         try:
             session = context.sessions.by_id.get(unquote_to_bytes(name)) or self._opened(name)
             if self._session_keys and not shows_key(http.headers, session.key, path_key):
@@ -124,16 +116,25 @@ class Dispatch:
             body = await read_body(http, context.limits)
             if route is not None:
                 body = with_path(body, route)
+            context.counters["calls"] += 1
+            request = CallRequest(dialect, body, http.headers, tag=tag)
+            call = await self._call(http, session, request)
         except (RequestError, ConfigError) as e:
             context.counters["refused"] += 1
             error = e if isinstance(e, RequestError) else RequestError(str(e))
+            if request is not None:
+                request.fields = {}  # perhaps they cannot be written
+                Recorder(context, session, request).store_refusal(error)
             return error_response(dialect, error, {"allow": "POST"} if error.kind == "method_not_allowed" else None)
-        context.counters["calls"] += 1
-        request = CallRequest(dialect, body, http.headers, tag=tag)
+        return await answer(call, http)
+
+    async def _call(self, http: web.BaseRequest, session: Session, request: CallRequest) -> Call:
+        """Return the call that a request repeats, or start one. Raises: RequestError."""
+        context = self._context
         try:
-            if dialect == "responses" and b'"item_reference"' in body:
+            if request.dialect == "responses" and b'"item_reference"' in request.body:
                 await session.replies.update(context.store, session.number)
-            passes = dialect == "chat" and context.token_mode is None
+            passes = request.dialect == "chat" and context.token_mode is None
             await request.read(session.replies.find, passes=passes, allowed=context.allow_fields)
             if session.closed_s is not None:
                 raise _closed(session)
@@ -143,26 +144,21 @@ class Dispatch:
             call = running_call(session, request) or recorded_call(context, session, request)
             if call is not None:
                 context.counters["turns_joined"] += 1
-            else:
-                engine = context.new_engine(session, request)
-                engine.compose()
-                recorder = Recorder(context, session, request)
-                call = Call(engine, recorder.reply)
-                call.start(recorder)
-        except RequestError as e:
-            error = e
-        except RecursionError:
-            error = RequestError("the request is nested too deeply")
+                return call
+            engine = context.new_engine(session, request)
+            engine.compose()
+            recorder = Recorder(context, session, request)
+            call = Call(engine, recorder.reply)
+            call.start(recorder)
+            return call
+        except RequestError:
+            raise
+        except RecursionError as e:
+            raise RequestError("the request is nested too deeply") from e
         except Exception as e:
             log.exception("a call of session %s failed with an unexpected error", session.id)
             why = f"the gateway could not handle this call ({type(e).__name__}); see its log"
-            error = RequestError(why, kind="internal")
-        else:
-            return await answer(call, http)
-        context.counters["refused"] += 1
-        request.fields = {}  # perhaps they cannot be written
-        Recorder(context, session, request).store_refusal(error)
-        return error_response(dialect, error)
+            raise RequestError(why, kind="internal") from e
 
     def _opened(self, name: bytes) -> Session:
         """Open a session for agents without keys. Raises: RequestError."""

@@ -123,7 +123,7 @@ async def test_a_client_that_waits_for_100_continue_gets_it(gateway: Gateway, se
 
 async def test_an_answer_to_head_has_no_body(gateway: Gateway, session: SessionHandle) -> None:
     async with Line(gateway) as line:
-        for path, status in (("/healthz", 200), ("/metrics", 405), (f"/sessions/{session.session_id}/v1/models", 405)):
+        for path, status in (("/healthz", 200), ("/metrics", 405), (f"/sessions/{session.session_id}/v1/models", 401)):
             await line.send(f"HEAD {path} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode())
             assert (await line.answer())[0] == status
         await line.send(post(session))  # a body after the heads would now be taken for this answer
@@ -152,12 +152,8 @@ async def test_an_offer_to_speak_http2_is_declined_and_the_request_answered(
             assert (await line.answer())[0] == 200
 
 
-async def test_what_is_no_http_or_wants_a_proxy_is_refused_once(gateway: Gateway) -> None:
-    for data in (
-        b"hello\r\n\r\n",
-        b"\x16\x03\x01\x00\xa5\x01\x00",
-        b"CONNECT a:1 HTTP/1.1\r\nhost: localhost\r\n\r\nmore",
-    ):
+async def test_what_is_no_http_is_refused_once(gateway: Gateway) -> None:
+    for data in (b"hello\r\n\r\n", b"\x16\x03\x01\x00\xa5\x01\x00"):
         async with Line(gateway) as line:
             await line.send(data)
             assert (await line.answer())[0] in (400, 405)
