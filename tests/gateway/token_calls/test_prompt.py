@@ -115,7 +115,7 @@ async def test_a_rendering_that_is_cancelled_twice_keeps_its_history_to_itself(
         await until(lambda: gateway.running.calls)
         [running] = gateway.running.calls
         await until(lambda: running.deadline is not None)
-        history, deadline = mode.histories.pin(gateway.sessions.by_id[session.session_id.encode()]), running.deadline
+        history, deadline = mode.history(gateway.sessions.by_id[session.session_id.encode()]), running.deadline
         running.abort(RequestError("aborted", kind="overloaded"))
         await until(lambda: asyncio.get_running_loop().time() > deadline)
         await asyncio.sleep(0)
@@ -123,7 +123,6 @@ async def test_a_rendering_that_is_cancelled_twice_keeps_its_history_to_itself(
     finally:
         free.set()
     assert await call == 503
-    mode.histories.unpin(history)
     assert not history.order.locked()
     assert [await status_of(session, *texts) for texts in (("hi",), ("hi", "a", "b"))] == [200, 200]
 
@@ -158,7 +157,7 @@ async def test_a_call_that_failed_leaves_its_history_whatever_comes_meanwhile(
     session, mode, gate = await opened(gateway), gateway.token_mode, asyncio.Event()
     assert mode is not None
     texts = "hi", (await message_of(session, [{"role": "user", "content": "hi"}]))["content"], "b"
-    history = mode.histories.pin(gateway.sessions.by_id[session.session_id.encode()])
+    history = mode.history(gateway.sessions.by_id[session.session_id.encode()])
     engine.faults.append(Fault(status=400, gate=gate))
     failed = asyncio.ensure_future(status_of(session, *texts))
     await until(lambda: len(engine.calls) == 2)
@@ -168,7 +167,6 @@ async def test_a_call_that_failed_leaves_its_history_whatever_comes_meanwhile(
         await until(lambda: history.order._waiters)
         assert running.deadline is None
         running.abort(RequestError("aborted", kind="overloaded"))
-    mode.histories.unpin(history)
     assert await failed == 400
     assert await status_of(session, *texts) == 200
     assert [t.branch_reason for t in (await captured(gateway, session)).turns] == [None, None]
