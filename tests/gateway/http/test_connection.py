@@ -121,15 +121,6 @@ async def test_a_client_that_waits_for_100_continue_gets_it(gateway: Gateway, se
         assert (await line.answer())[0] == 200
 
 
-async def test_an_answer_to_head_has_no_body(gateway: Gateway, session: SessionHandle) -> None:
-    async with Line(gateway) as line:
-        for path, status in (("/healthz", 200), ("/metrics", 405), (f"/sessions/{session.session_id}/v1/models", 401)):
-            await line.send(f"HEAD {path} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode())
-            assert (await line.answer())[0] == status
-        await line.send(post(session))  # a body after the heads would now be taken for this answer
-        assert (await line.answer())[0] == 200
-
-
 async def test_another_method_is_told_which_one_to_use(gateway: Gateway, session: SessionHandle) -> None:
     for method in ("GET", "OPTIONS", "PUT", "DELETE"):
         status, headers, _ = await ask(gateway, post(session, method=method))
