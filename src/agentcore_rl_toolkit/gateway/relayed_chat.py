@@ -82,14 +82,19 @@ class RelayedChat(Engine):
         return PassedEvents(self._reply) if self.passes else super().encoder()
 
     def whole(self, record: CallRecord) -> bytes:
-        return self._reply.answer if self.passes else self.replayed(record)
+        if self.passes:
+            return self._reply.answer
+        reply = reply_of(record)
+        for choice in reply.choices:
+            choice.logprob_entries = self._reply.entries_of(choice.index)
+        return DIALECTS[self.request.dialect].encode_reply(reply, self.request.asked)
 
     def replayed(self, record: CallRecord) -> bytes:
         if not self.passes:
             return super().replayed(record)
         options = self.request.fields.get("stream_options")
         usage = isinstance(options, dict) and options.get("include_usage") is True
-        asked = ModelRequest(dialect="chat", model="", stream=self.request.stream, include_usage=usage, logprobs=True)
+        asked = ModelRequest(dialect="chat", model="", stream=self.request.stream, include_usage=usage)
         return DIALECTS["chat"].encode_reply(reply_of(record), asked)
 
 

@@ -8,8 +8,8 @@ An idempotency key identifies its call. Without a key the first rule that applie
    reply began: then the repetition is of that call, which is sampled again.
 4. It is a separate sample: agents sample one prompt several times on purpose.
 
-A reply is received when its last write was drained before any disconnect. A request for token ids gets no recorded
-reply, because records make replies without these ids.
+A reply is received when its last write was drained before any disconnect. A request for token ids or logprobs gets no
+recorded reply, because records make replies without these numbers.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def recorded_call(context: Context, session: Session, request: CallRequest) -> C
             recent.remove(failed)
             return None
     reply = lost or (stored[-1] if stored else None)
-    if reply is None or reply.position is None or request.asks_for(("return_token_ids",)):
+    if reply is None or reply.position is None or request.numbers:
         return None
     try:
         record = decode(session.store.reader.call(reply.position))

@@ -64,7 +64,7 @@ def recorded(sampled: TokenReply) -> tuple[Captured, Choice]:
         tool_calls=message.get("tool_calls", []),
         finish_reason=record.finish_reason,
         stop_sequence=record.stop_sequence,
-        logprob_entries=json.loads(record.agent_logprobs or b'{"content": null}')["content"],
+        logprob_entries=sampled.choices[0].logprob_entries,
     )
 
 

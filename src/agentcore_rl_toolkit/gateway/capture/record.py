@@ -19,7 +19,7 @@ import msgspec
 
 from ...errors import CaptureError
 
-VERSION = 3
+VERSION = 4
 
 OK = "ok"  # a whole reply with consistent tokens: becomes one turn per choice
 UNTRAINABLE = "untrainable"  # a whole reply of an engine that gives no tokens: a turn for display only
@@ -81,8 +81,7 @@ NO_BASE = Base()
 class ChoiceRecord(msgspec.Struct, array_like=True):
     """A choice of a call. ``message`` is the assistant message as JSON, merged when it was streamed.
 
-    ``agent_logprobs`` is the JSON of the logprobs for an agent that asked for them. ``stop_sequence`` is the agent's stop string
-    that ended the answer.
+    ``stop_sequence`` is the agent's stop string that ended the answer.
     """
 
     index: int
@@ -92,7 +91,6 @@ class ChoiceRecord(msgspec.Struct, array_like=True):
     parse_status: str
     message: bytes
     routed_experts: bytes | None = None
-    agent_logprobs: bytes | None = None
     stop_sequence: str | None = None
     weight_version_first: int | None = None  # as the engine named it; None: it did not
     weight_version_last: int | None = None

@@ -1,4 +1,4 @@
-"""Make a canonical reply from a record, for a first reply or a repeated request."""
+"""Make a canonical reply from a record. It has no logprobs."""
 
 from __future__ import annotations
 
@@ -46,12 +46,6 @@ class Message(msgspec.Struct, gc=False):
         return self.content if isinstance(self.content, str) else text_of(self.content)
 
 
-class OwnLogprobs(msgspec.Struct, gc=False):
-    """Logprobs in the engine's words, for an agent that asked for them."""
-
-    content: list[dict[str, Any]] | None = None
-
-
 class _Prompt(msgspec.Struct):
     cached_tokens: int | None = None
 
@@ -68,7 +62,6 @@ class _Usage(msgspec.Struct):
 
 
 _message = msgspec.json.Decoder(Message)
-_logprobs = msgspec.json.Decoder(OwnLogprobs)
 _usage = msgspec.json.Decoder(_Usage)
 
 
@@ -88,9 +81,6 @@ def reply_of(record: CallRecord) -> Reply:
                 tool_calls=[_tool_call(call) for call in message.tool_calls or ()],
                 finish_reason=choice.finish_reason,
                 stop_sequence=choice.stop_sequence,
-                logprob_entries=None
-                if choice.agent_logprobs is None
-                else _logprobs.decode(choice.agent_logprobs).content,
             )
         )
     return Reply(

@@ -26,7 +26,7 @@ from ...messages.wire.stream import CollectedCalls
 from .choice import ChoiceTokens
 from .events import DONE, EventReader
 from .record import Captured, ChoiceRecord, Uint31
-from .replay import Message, OwnLogprobs, usage_of
+from .replay import Message, usage_of
 
 ABSENT = msgspec.Raw(b"null")
 _TOGETHER = 64  # pieces of a stream whose numbers are decoded together
@@ -58,6 +58,10 @@ class _Logprobs(msgspec.Struct, gc=False):
     content: list[_Entry] | None = None
 
 
+class _OwnLogprobs(msgspec.Struct, gc=False):
+    content: list[dict[str, Any]] | None = None  # in the engine's words
+
+
 class _Event(msgspec.Struct, gc=False):
     choices: list[_Choice] = []
     id: str | None = None
@@ -71,7 +75,7 @@ class _Event(msgspec.Struct, gc=False):
 _event = msgspec.json.Decoder(_Event)
 _ids = msgspec.json.Decoder(list[list[int] | None]).decode
 _logprobs = msgspec.json.Decoder(list[_Logprobs | None]).decode
-_own_logprobs = msgspec.json.Decoder(list[OwnLogprobs | None]).decode
+_own_logprobs = msgspec.json.Decoder(list[_OwnLogprobs | None]).decode
 _encode = msgspec.json.Encoder().encode
 
 
@@ -194,6 +198,10 @@ class ReplyReader:
         if event.usage is not None:
             yield Delta(usage=usage_of(_encode(event.usage)))
 
+    def entries_of(self, choice: int) -> list[dict[str, Any]] | None:
+        """Return the logprobs of a choice for an agent that asked for them."""
+        return self._choices[choice].entries or None
+
     def captured(self) -> Captured:
         """Return the content of the reply."""
         captured = self._captured
@@ -214,7 +222,7 @@ class _ChoiceParts:
         self._more: list[Message] = []  # deltas that bring more than text
         self._finish_reason: str | None = None
         self.stop_sequence: str | None = None
-        self._entries: list[dict[str, Any]] = []  # logprobs in the engine's words
+        self.entries: list[dict[str, Any]] = []  # logprobs in the engine's words
         self._taken = 0  # entries that the agent has
         self._ids: list[msgspec.Raw] = []  # the numbers of pieces that are not decoded yet
         self._logprobs: list[msgspec.Raw] = []
@@ -252,7 +260,7 @@ class _ChoiceParts:
                 self._tokens.add([number for each in given for number in each], None)
             if self._with_entries and (own := [each for each in _own_logprobs(logprobs) if each is not None]):
                 entries = [entry for each in own for entry in each.content or ()]
-                self._entries += entries
+                self.entries += entries
                 self._tokens.add(None, [entry.get("logprob") for entry in entries])
             elif not self._with_entries and (named := [each for each in _logprobs(logprobs) if each is not None]):
                 self._tokens.add(None, [entry.logprob for each in named for entry in each.content or ()])
@@ -261,7 +269,7 @@ class _ChoiceParts:
 
     def take_entries(self) -> list[dict[str, Any]] | None:
         """Return the logprobs that the agent does not have yet."""
-        new, self._taken = self._entries[self._taken :], len(self._entries)
+        new, self._taken = self.entries[self._taken :], len(self.entries)
         return new or None
 
     def record(self, captured: Captured, index: int) -> ChoiceRecord:
@@ -274,7 +282,6 @@ class _ChoiceParts:
             captured, index, finish_reason=self._finish_reason, message=text, parse_status=status
         )
         record.stop_sequence = self.stop_sequence
-        record.agent_logprobs = _encode({"content": self._entries}) if self._entries else None
         return record
 
     def _joined(self) -> dict[str, Any]:

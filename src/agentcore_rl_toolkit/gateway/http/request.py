@@ -72,15 +72,13 @@ class CallRequest:
         if asked.left_out:
             self.leave_out(asked.left_out)
 
-    def asks_for(self, names: Collection[str]) -> bool:
-        """Return True if the agent asks for one of these numbers."""
-        given = self.fields or (self.asked.sampling.other if hasattr(self, "asked") else {})
-        return any(given[name] not in (None, False) for name in given.keys() & names)
-
     @property
     def numbers(self) -> bool:
         """Return True if the agent asked for token ids or logprobs."""
-        return self.asks_for(_NUMBERS)
+        given = self.fields
+        if not given and hasattr(self, "asked"):
+            given = {**self.asked.sampling.other, "logprobs": self.asked.logprobs}
+        return any(given[name] not in (None, False) for name in given.keys() & _NUMBERS)
 
     def leave_out(self, parts: Mapping[str, int]) -> None:
         """Count parts of the history that are left out."""

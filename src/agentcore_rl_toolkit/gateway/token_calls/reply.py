@@ -156,9 +156,8 @@ class TokenReply:
                 parse_status=choice.parse_status,
             )
             record.stop_sequence = choice.stop_sequence
-            if self.asked.logprobs and (entries := self._entries(sampled.tokens, len(ids))):
-                choice.logprob_entries = entries
-                record.agent_logprobs = _to_json({"content": entries})
+            if self.asked.logprobs:
+                choice.logprob_entries = self._entries(sampled.tokens, len(ids)) or None
             if self.form is not None:
                 free = self.renderer.free_tokens(ids, self.form)
                 record.free_tokens = None if free == len(ids) else free
