@@ -67,14 +67,15 @@ class Samplers:
             if self.wanted is None:
                 why = "the gateway has no weights to sample from yet: give --sampler, or publish some (set_weight_version)"
                 raise RequestError(why, kind="overloaded")
-            if self._sampler is None:
+            sampler = self._sampler
+            if sampler is None:
                 try:
                     sampler = await self.service.open(self.wanted[0])
                 except Exception as e:
                     log.warning("weights %s cannot be opened for sampling: %s", self.wanted[0], e)
                     raise RequestError("the engine has no weights to sample from", kind="upstream") from e
-                self._sampler = self._sampler or sampler  # perhaps others were published meanwhile
-            return self._sampler, self.wanted[1]
+                sampler = self._sampler = self._sampler or sampler  # perhaps others were published meanwhile
+            return sampler, self.wanted[1]
 
     async def use(self, model: str | None, version: int) -> None:
         """Let all further calls sample ``model`` as ``version``; None keeps the weights and renames their version.
