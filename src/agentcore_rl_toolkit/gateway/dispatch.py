@@ -15,7 +15,7 @@ from ..contract import check_tag
 from ..errors import ConfigError, ContractError
 from ..messages.errors import RequestError
 from ..messages.wire import DIALECTS, ModelRequest, anthropic, bedrock, gemini
-from ..messages.wire.fields import with_path
+from ..messages.wire.fields import Route, with_path
 from .admin import Admin, Request
 from .call import Call, answer
 from .context import Context
@@ -69,7 +69,7 @@ class Dispatch:
             if refusal is not None:
                 raise RequestError(refusal.message, kind="permission", status=refusal.status)
             if slash and raw.startswith(b"/sessions/"):
-                return await self._agent(http, name, rest, query, dialect)
+                return await self._agent(http, name, rest, dialect)
             known = self._loopback
             if self._admin_key is not None:
                 shown = http.headers.get("x-admin-key")
@@ -81,9 +81,7 @@ class Dispatch:
 
     # -- agents
 
-    async def _agent(
-        self, http: web.BaseRequest, name: bytes, rest: bytes, query: bytes, dialect: str
-    ) -> web.StreamResponse:
+    async def _agent(self, http: web.BaseRequest, name: bytes, rest: bytes, dialect: str) -> web.StreamResponse:
         context, tag = self._context, http.headers.get("x-agentcore-rl-tag")
         if rest.startswith(b"tag/"):
             path_tag, _, rest = rest[4:].partition(b"/")
@@ -97,7 +95,7 @@ class Dispatch:
             rest = route.pattern
         elif rest not in _CALLS:
             rest = rest.rstrip(b"/")
-        dialect, request = _CALLS.get(rest, dialect), None
+        dialect = _CALLS.get(rest, dialect)
         try:
             session = context.sessions.by_id.get(unquote_to_bytes(name)) or self._opened(name)
             if self._session_keys and not shows_key(http.headers, session.key, path_key):
@@ -113,24 +111,21 @@ class Dispatch:
                 raise RequestError("use POST", kind="method_not_allowed")
             if tag is not None:
                 check_tag(tag)
-            body = await read_body(http, context.limits)
-            if route is not None:
-                body = with_path(body, route)
-            context.counters["calls"] += 1
-            request = CallRequest(dialect, body, http.headers, tag=tag)
-            call = await self._call(http, session, request)
+            call = await self._call(http, session, dialect, tag, route)
         except (RequestError, ConfigError) as e:
             context.counters["refused"] += 1
             error = e if isinstance(e, RequestError) else RequestError(str(e))
-            if request is not None:
-                request.fields = {}  # perhaps they cannot be written
-                Recorder(context, session, request).store_refusal(error)
             return error_response(dialect, error, {"allow": "POST"} if error.kind == "method_not_allowed" else None)
         return await answer(call, http)
 
-    async def _call(self, http: web.BaseRequest, session: Session, request: CallRequest) -> Call:
-        """Return the call that a request repeats, or start one. Raises: RequestError."""
+    async def _call(
+        self, http: web.BaseRequest, session: Session, dialect: str, tag: str | None, route: Route | None
+    ) -> Call:
+        """Return the call that a request repeats, or start one. Raises: RequestError, which is recorded."""
         context = self._context
+        body = await read_body(http, context.limits)
+        request = CallRequest(dialect, body if route is None else with_path(body, route), http.headers, tag=tag)
+        context.counters["calls"] += 1
         try:
             if request.dialect == "responses" and b'"item_reference"' in request.body:
                 await session.replies.update(context.store, session.number)
@@ -151,14 +146,17 @@ class Dispatch:
             call = Call(engine, recorder.reply)
             call.start(recorder)
             return call
-        except RequestError:
-            raise
-        except RecursionError as e:
-            raise RequestError("the request is nested too deeply") from e
+        except RequestError as e:
+            error = e
+        except RecursionError:
+            error = RequestError("the request is nested too deeply")
         except Exception as e:
             log.exception("a call of session %s failed with an unexpected error", session.id)
             why = f"the gateway could not handle this call ({type(e).__name__}); see its log"
-            raise RequestError(why, kind="internal") from e
+            error = RequestError(why, kind="internal")
+        request.fields = {}  # perhaps they cannot be written
+        Recorder(context, session, request).store_refusal(error)
+        raise error
 
     def _opened(self, name: bytes) -> Session:
         """Open a session for agents without keys. Raises: RequestError."""

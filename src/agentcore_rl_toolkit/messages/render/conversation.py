@@ -16,7 +16,6 @@ defaults.
 from __future__ import annotations
 
 import hashlib
-import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,11 +26,10 @@ from ...errors import CaptureError
 from ..errors import NOT_JSON
 from ..wire.arguments import value_of
 from ..wire.history import text_of
-from .tokens import Buffer, TokenRow
+from .tokens import TokenRow
 
 _ENCODER = msgspec.json.Encoder(order="deterministic")
 _KEEP_LISTS = 4  # branches whose last message list is kept for comparison; others are found by digest
-_TURN_BYTES = 2000  # about: a prompt, its commit, their digests and the dicts of their messages
 
 Digest = bytes
 
@@ -164,7 +162,7 @@ class Conversation:
     Message objects that were passed in must not be changed afterwards. Not thread-safe.
     """
 
-    __slots__ = ("_buffers", "_matches", "_options", "_thinking", "asked", "commits", "now", "roots")
+    __slots__ = ("_matches", "_options", "_thinking", "asked", "commits", "now", "roots")
 
     def __init__(self, *, now: float | None = None, thinking: tuple[str, str] | None = None) -> None:
         self.now = now
@@ -173,13 +171,7 @@ class Conversation:
         self.asked: dict[Digest, KnownPrompt] = {}
         self.roots: set[Digest] = set()
         self._matches: list[Match] = []  # the last ones, for comparison with the next request
-        self._buffers: weakref.WeakSet[Buffer] = weakref.WeakSet()
         self._options: tuple[Any, Any, Digest, Digest] | None = None
-
-    @property
-    def size_bytes(self) -> int:
-        """The memory, about, that deleting this object would free: tokens and message lists."""
-        return _TURN_BYTES * len(self.asked) + sum(buffer.size_bytes for buffer in self._buffers)
 
     def _basis(
         self, tools: Sequence[dict[str, Any]] | None, options: Mapping[str, Any] | None
@@ -276,7 +268,6 @@ class Conversation:
             return
         self.asked[match.digest] = asked
         self.roots.add(match.root)
-        self._buffers.add(asked.row.buffer)
         if asked.base is not None:
             asked.base.continued += 1
 
@@ -326,6 +317,5 @@ class Conversation:
             digests.append(_hash(asked.digest, key))
             words, calls = "".join(_text(message.get("content")).split()), _called(message)
         row = asked.row.extended(completion_ids)
-        self._buffers.add(row.buffer)
         # Two answers with the same text (n > 1, a retry): the agent most likely continues the later one.
         self.commits.update(dict.fromkeys(digests, Commit(turn_id, digest, row, words, calls)))

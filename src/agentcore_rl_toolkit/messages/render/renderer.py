@@ -100,18 +100,6 @@ class Renderer:
     def conversation(self, *, now: float | None = None) -> Conversation:
         return Conversation(now=now, thinking=self.grammar.reasoning)
 
-    def match(
-        self,
-        conversation: Conversation,
-        messages: list[dict[str, Any]],
-        tools: Sequence[dict[str, Any]] | None,
-        options: Mapping[str, Any] | None,
-    ) -> Match:
-        """Find the turn that the messages continue. ``options`` are those that the template reads."""
-        if not self._keeps_order:
-            messages = in_call_order(messages)
-        return conversation.match(messages, tools, options)
-
     def render(
         self,
         conversation: Conversation,
@@ -129,7 +117,9 @@ class Renderer:
         if not messages:
             raise RequestError("messages must not be empty", param="messages")
         options = self.template.options(options) if options else None
-        match = self.match(conversation, messages, tools, options)
+        if not self._keeps_order:
+            messages = in_call_order(messages)
+        match = conversation.match(messages, tools, options)
         messages = match.messages
         reason = conversation.branch_reason(match)
         asked = conversation.asked.get(match.digest)

@@ -256,16 +256,11 @@ class Buffer:
     A prompt of 100,000 tokens is sent in every turn. With its text, this is a copy instead of 100,000 conversions.
     """
 
-    __slots__ = ("__weakref__", "ids", "text")
+    __slots__ = ("ids", "text")
 
     def __init__(self, ids: array[int], text: bytearray) -> None:
         self.ids = ids
         self.text = text
-
-    @property
-    def size_bytes(self) -> int:
-        """The memory of the ids, of their text, and of their messages, which take about as many bytes as the text."""
-        return 4 * len(self.ids) + 2 * len(self.text)
 
 
 class TokenRow:

@@ -71,10 +71,10 @@ def parse_request(body: bytes | dict[str, Any]) -> ModelRequest:
     if asked.top_logprobs and not asked.logprobs:
         raise RequestError("top_logprobs needs logprobs to be true", param="top_logprobs")
     history = _History()
-    request.messages = read_each(asked.messages, "messages", history.message)
-    request.response_format = _response_format(asked.response_format)
     request.tools = [tool for tool in read_each(asked.tools, "tools", _function_tool) if tool is not None]
     request.tool_choice = tool_choice(asked.tool_choice, request.tools, "function", "name")
+    request.messages = read_each(asked.messages, "messages", history.message)
+    request.response_format = _response_format(asked.response_format)
     request.include_usage = bool((asked.stream_options or {}).get("include_usage"))
     request.n, request.logprobs, request.top_logprobs = asked.n, asked.logprobs, asked.top_logprobs
     request.reasoning_effort = asked.reasoning_effort

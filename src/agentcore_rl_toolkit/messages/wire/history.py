@@ -124,7 +124,9 @@ def read_each(values: list[Any], path: str, read: Callable[[dict[str, Any]], Any
     found = []
     for i, value in enumerate(values):
         try:
-            found.append(read(object_of(value, "it")))
+            if not isinstance(value, dict):
+                raise RequestError("it must be an object")
+            found.append(read(value))
         except RequestError as e:
             raise RequestError(f"{path}[{i}]: {e.message}", kind=e.kind, param=f"{path}[{i}]") from e
     return found
