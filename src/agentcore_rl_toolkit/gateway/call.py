@@ -124,7 +124,7 @@ class Call:
     async def _sample(self) -> Attempt:
         """Sample the reply. While nothing of it has reached the agent, another server may take the call."""
         context, router, running = self._context, self._context.router, self._context.running
-        tried: tuple[Worker, ...] = ()
+        tried: list[Worker] = []
         second = False  # True if the only server was tried twice
         until: float | None = None  # the end of the wait for a server
         self.state = "sampling"
@@ -134,34 +134,34 @@ class Call:
             try:
                 return await self._exchange(tried)
             except StatusError as e:
-                tried = (*tried, self._worker)
                 if e.http_status not in _TRY_ELSEWHERE or len(tried) >= MAX_TRIES or router.pick(None, tried) is None:
                     raise
             except ServerLostError as e:
                 if self.buffer:
                     raise
-                tried = (*tried, self._worker)
                 other = router.pick(None, tried)
-                if other is None and not (second or e.refused or self._worker.draining):
-                    second, tried = True, tried[:-1]
+                if other is None and not (second or e.refused or tried[-1].draining):
+                    second = True
+                    tried.pop()
                 elif other is None or len(tried) >= MAX_TRIES:
                     if not router.is_down or (until is not None and time.monotonic() >= until):
                         raise
                     until = until or time.monotonic() + context.limits.outage_s
                     with running.held(self, None):
                         await router.wait_until_up(until)
-                    second, tried = False, ()
+                    second, tried = False, []
             context.counters["retries"] += 1
             self._end, self.record.first_token_s, self._encoder = None, None, None
 
-    async def _exchange(self, tried: tuple[Worker, ...]) -> Attempt:
-        """Send the request to a server that was not tried, and read its reply."""
+    async def _exchange(self, tried: list[Worker]) -> Attempt:
+        """Send the request to a server that was not ``tried``, which then is, and read its reply."""
         running, session, recorder = self._context.running, self.session, self._recorder
         reply, begun = self._engine.attempt(), running.weight_version
         worker = session.worker = self._context.router.pick(session.worker, tried)
         if worker is None:
             raise RequestError("the gateway has no engine; add one with POST /admin/workers", kind="overloaded")
-        self._worker, self.record.upstream = worker, worker.id
+        self.record.upstream = worker.id
+        tried.append(worker)
         with worker.counted():
             try:
                 if reply.path:

@@ -21,7 +21,7 @@ import itertools
 import logging
 import ssl
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from socket import socket
@@ -290,7 +290,7 @@ class Router:
             if worker.draining and not worker.inflight:
                 del self.workers[worker.id]
 
-    def pick(self, stuck_to: Worker | None, tried: tuple[Worker, ...] = ()) -> Worker | None:
+    def pick(self, stuck_to: Worker | None, tried: Collection[Worker] = ()) -> Worker | None:
         """Return the server for the next call of a session that is at `stuck_to`, leaving out those already tried."""
         now = time.monotonic()
         free = [w for w in self.workers.values() if not w.draining and w not in tried]

@@ -59,7 +59,7 @@ class _Logprobs(msgspec.Struct, gc=False):
 
 
 class _OwnLogprobs(msgspec.Struct, gc=False):
-    content: list[dict[str, Any]] | None = None  # in the engine's words
+    content: list[dict[str, Any]] | None = None
 
 
 class _Event(msgspec.Struct, gc=False):
