@@ -168,4 +168,4 @@ def test_a_trainer_that_does_not_write_any_more_is_the_one_that_hangs(tmp_path: 
         run.event("step", {"step": 0})
     old = {"at_s": time.time() - 60, "pid": 2**22 + 5, "count": 0, "rollouts": [], "gateway": None}
     (tmp_path / IN_FLIGHT).write_text(json.dumps(old))
-    assert "has ended, or does not write: its file is 60 s old" in asked(tmp_path)["note"]
+    assert "has ended, or waits for its gateway: its file is 60 s old" in asked(tmp_path)["note"]

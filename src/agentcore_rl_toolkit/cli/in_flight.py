@@ -1,7 +1,7 @@
 """`agentcore-rl runs show --in-flight`: the stage of each running rollout, and the part for which it waits.
 
 It joins three sources: the process that waits for the rollouts (`in_flight.json`), the gateway (asked by that process) and the
-local runtime (asked here). If a source does not answer within a few seconds, the rollout waits for that source.
+local runtime (asked here).
 """
 
 from __future__ import annotations
@@ -9,14 +9,13 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from ..errors import LocalRuntimeError
 from ..runs import RunReader
 from ..runs.in_flight import read_in_flight
 
-ASK_S = 3.0  # a server answers within this time, or hangs
+ASK_S = 3.0  # the runtime answers within this time, or hangs
 OLD_S = 10.0  # a file that is rewritten every two seconds should not be older
 LOG_LINES, LOGS, SHOWN = 5, 3, 20
 NONE = "nothing is in flight: the run has ended, is starting, or its trainer computes between two batches"
@@ -29,10 +28,9 @@ def facts(reader: RunReader) -> dict[str, Any]:
     found = read_in_flight(reader.folder)
     if found is None:
         return {"run": reader.name, "count": 0, "waiting_for": [], "rollouts": [], "note": NONE}
-    age_s = time.time() - found["at_s"]
-    note = None
-    if age_s > OLD_S:  # the file is outdated: its writer hangs
-        note = f"the process {found['pid']} that waits for the rollouts {_state(found['pid'])}: its file is {_span(age_s)} old"
+    age_s, note = time.time() - found["at_s"], None
+    if age_s > OLD_S:
+        note = f"process {found['pid']} has ended, or waits for its gateway: its file is {_span(age_s)} old"
     sessions: dict[str, Mapping[str, Any]] | None = None  # None for AWS's runtime
     problem, url = None, found.get("runtime_url")
     view = None if url is None or "amazonaws.com" in url else RuntimeView(url, timeout_s=ASK_S)
@@ -42,6 +40,7 @@ def facts(reader: RunReader) -> dict[str, Any]:
         except LocalRuntimeError as e:
             problem = f"the runtime at {url} does not answer: {e}"
     rollouts: list[dict[str, Any]] = []
+    places: dict[str, dict[str, Any]] = {}
     for rollout in sorted(found["rollouts"], key=lambda r: -r["stage_s"]):
         where, why = _place(rollout, found.get("gateway"), sessions, problem)
         log = None
@@ -49,10 +48,8 @@ def facts(reader: RunReader) -> dict[str, Any]:
             with contextlib.suppress(LocalRuntimeError):
                 log = "".join(view.log(rollout["session_id"])).splitlines()[-LOG_LINES:]
         rollouts.append({**rollout, "where": where, "why": why, "log": log})
-    places: dict[str, dict[str, Any]] = {}
-    for rollout in rollouts:  # the first of a place has waited longest
-        first = {"where": rollout["where"], "rollouts": 0, "longest_s": rollout["stage_s"], "why": rollout["why"]}
-        places.setdefault(rollout["where"], first)["rollouts"] += 1
+        first = {"where": where, "rollouts": 0, "longest_s": rollout["stage_s"], "why": why}
+        places.setdefault(where, first)["rollouts"] += 1
     waiting = sorted(places.values(), key=lambda p: (-p["rollouts"], -p["longest_s"]))
     whole = {"run": reader.name, "count": found["count"], "age_s": age_s, "note": note}
     return {**whole, "waiting_for": waiting, "rollouts": rollouts}
@@ -75,27 +72,12 @@ def _place(
     if problem is not None:
         return "runtime", problem
     session = (sessions or {}).get(rollout["session_id"])
-    state = "is not known to the runtime" if session is None else f"is {session['state']}"
-    if stage == "start":
-        return "runtime", f"its invoke has had no reply for {seconds}; its session {state}"
-    if stage == "stop":
-        return "runtime", f"the runtime has been stopping its session for {seconds}"
-    if sessions is not None and session is None:
-        return (
-            "runtime",
-            "the runtime no longer has its session, and there is no record: the rollout will count as lost",
-        )
+    state = "" if sessions is None else f"; its session is {session['state'] if session else 'not known to the runtime'}"
+    if stage in ("start", "stop") or (sessions is not None and session is None):
+        return "runtime", f"it has been in stage {stage} for {seconds}{state}"
     if gateway is None:
         return "agent", "it runs without a gateway, so its model calls are not known"
-    return _in_gateway(rollout, gateway, "" if session is None else f"; its session {state}")
-
-
-def _in_gateway(rollout: Mapping[str, Any], gateway: Mapping[str, Any], state: str) -> tuple[str, str]:
-    """Return the part and the state of a rollout whose agent runs."""
-    asked_s = time.time() - gateway["asked_s"]
-    if gateway["answered_s"] is None and asked_s > ASK_S:
-        return "gateway", f"the gateway has not answered for {_span(asked_s)}"
-    if gateway.get("error"):
+    if gateway["error"]:
         return "gateway", f"the gateway does not answer: {gateway['error']}"
     known = next((s for s in gateway["sessions"] if s["session_id"] == rollout["session_id"]), None)
     if known is None or not known["calls"]:
@@ -105,17 +87,8 @@ def _in_gateway(rollout: Mapping[str, Any], gateway: Mapping[str, Any], state: s
     if call["state"] == "held":
         return "weights", f"the gateway holds its model call for {seconds}: the trainer has paused it{left}"
     if call["state"] == "sampling":
-        server = known["server"] or "the engine"
-        return "model", f"{server} has a model call of it for {seconds}{left}"
+        return "model", f"{known['server'] or 'the engine'} has a model call of it for {seconds}{left}"
     return "gateway", f"its model call is {call['state']} for {seconds}{left}"
-
-
-def _state(pid: int) -> str:
-    try:
-        stopped = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
-    except OSError:
-        return "has ended, or does not write"
-    return "is stopped (SIGSTOP)" if stopped else "does not write"
 
 
 def lines(found: Mapping[str, Any]) -> Iterator[str]:

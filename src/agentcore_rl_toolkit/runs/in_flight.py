@@ -1,7 +1,6 @@
 """`in_flight.json` of a run: the rollouts that have no outcome yet, rewritten every two seconds while there are any.
 
-The process that waits for them writes it, because it knows their stages and deadlines and has the keys. It also asks the gateway.
-It notes each question in the file before it asks, so that a reader sees a gateway that does not answer.
+The process that waits for them writes it, because it knows their stages and deadlines and has the gateway's key.
 """
 
 from __future__ import annotations
@@ -28,66 +27,57 @@ MOST = 1000  # rollouts in the file, those that wait longest first
 Seen = Callable[[], Sequence[dict[str, Any]]]  # the rollouts of a client, or the sessions of a gateway
 
 
-class _Keeper:
-    """Writes the file of one folder for all who wait for rollouts of it: a stream has many collections at the same time."""
+class _Writer:
+    """Writes the file of one folder. Several collections may have rollouts of the same run."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.waiting: dict[object, tuple[Seen, Seen | None, str | None]] = {}
-        self._ending, self._writing = threading.Event(), threading.Lock()
-        self._gateway: dict[str, Any] | None = None
-        self._warnings = WarnsOnceAMinute(log)
-        threading.Thread(target=self._keep, name="agentcore-rl-in-flight", daemon=True).start()
+        self.sources: dict[object, tuple[Seen, Seen | None, str | None]] = {}
+        self.ended, self._writing = threading.Event(), threading.Lock()
+        self._gateway: dict[str, Any] = {"sessions": [], "error": "it has not answered yet"}
+        threading.Thread(target=self._run, name="agentcore-rl-in-flight", daemon=True).start()
 
-    def _keep(self) -> None:
-        while not self._ending.wait(EVERY_S):
+    def _run(self) -> None:
+        warnings = WarnsOnceAMinute(log)
+        while not self.ended.wait(EVERY_S):
             try:
-                self._look()
-            except Exception as e:  # a reader would see rollouts that have long ended
-                self._warnings.warning("%s could not be brought up to date: %r", self.path, e)
+                self._write()
+            except Exception as e:  # the next attempt may succeed
+                warnings.warning("%s could not be brought up to date: %r", self.path, e)
 
-    def _look(self) -> None:
-        waiting = list(self.waiting.values())
-        if not waiting:  # the first of them is about to be entered, or the last has just gone
-            return
-        each = {rollouts for rollouts, _, _ in waiting}  # equal ones see the same rollouts
+    def _write(self) -> None:
+        sources = list(self.sources.values())
+        each = {rollouts for rollouts, _, _ in sources}  # equal ones see the same rollouts
         found = {flight["session_id"]: flight for rollouts in each for flight in rollouts()}
-        longest = sorted(found.values(), key=lambda r: -r["stage_s"])[:MOST]
-        sessions = next((s for _, s, _ in waiting if s is not None), None)
-        url = next((u for _, _, u in waiting if u), None)
-        facts = {"count": len(found), "rollouts": longest, "runtime_url": url}
-        answer = None
-        if sessions is not None:
-            answer = self._gateway = {**(self._gateway or {"sessions": []}), "asked_s": time.time(), "answered_s": None}
-            self._write(**facts, gateway=answer)
-            answer |= {"sessions": [], "error": None}
-            try:
-                answer["sessions"] = list(sessions())
-            except Exception as e:  # whatever a client of the gateway raises is what a reader wants to see
-                answer["error"] = str(e)
-            answer["answered_s"] = time.time()
-        self._write(**facts, gateway=answer)
-
-    def _write(self, **facts: Any) -> None:
-        partial = self.path.with_name(f".{IN_FLIGHT}.{os.getpid()}")
+        sessions = next((s for _, s, _ in sources if s is not None), None)
+        facts = {
+            "at_s": time.time(),
+            "pid": os.getpid(),
+            "count": len(found),
+            "rollouts": sorted(found.values(), key=lambda r: -r["stage_s"])[:MOST],
+            "runtime_url": next((url for _, _, url in sources if url), None),
+            "gateway": None if sessions is None else self._gateway,
+        }
         with self._writing:
-            if self._ending.is_set():
+            if not sources or self.ended.is_set():
                 return
+            partial = self.path.with_name(f".{IN_FLIGHT}.{os.getpid()}")
+            partial.write_text(json.dumps(facts, default=str))
+            partial.replace(self.path)
+        if sessions is not None:  # last, because a gateway may hang
             try:
-                partial.write_text(json.dumps({"at_s": time.time(), "pid": os.getpid(), **facts}, default=str))
-                partial.replace(self.path)
-            except (OSError, ValueError) as e:
-                log.debug("%s was not written: %s", self.path, e)
+                self._gateway = {"sessions": list(sessions()), "error": None}
+            except Exception as e:
+                self._gateway = {"sessions": [], "error": str(e)}
 
     def end(self) -> None:
         """Write nothing more, and remove the file. The thread, which may wait for a gateway, ends by itself."""
         with self._writing:
-            self._ending.set()
-            with contextlib.suppress(OSError):
-                self.path.unlink()
+            self.ended.set()
+            self.path.unlink(missing_ok=True)
 
 
-_keepers: dict[Path, _Keeper] = {}
+_writers: dict[Path, _Writer] = {}
 _lock = threading.Lock()
 
 
@@ -101,16 +91,16 @@ def in_flight(
     """
     path, me = folder.resolve() / IN_FLIGHT, object()
     with _lock:
-        keeper = _keepers.get(path) or _keepers.setdefault(path, _Keeper(path))
-        keeper.waiting[me] = (rollouts, sessions, runtime_url)
+        writer = _writers.get(path) or _writers.setdefault(path, _Writer(path))
+        writer.sources[me] = (rollouts, sessions, runtime_url)
     try:
         yield
     finally:
         with _lock:
-            del keeper.waiting[me]
-            if not keeper.waiting:
-                del _keepers[path]
-                keeper.end()
+            del writer.sources[me]
+            if not writer.sources:
+                del _writers[path]
+                writer.end()
 
 
 def read_in_flight(folder: Path) -> dict[str, Any] | None:
