@@ -318,11 +318,11 @@ def test_a_full_queue_drops_and_says_so_and_never_waits(
         run.rollout(rollout(n))
     go.set()
     run.close()
-    assert run.dropped >= 16
-    assert f"{run.dropped} rollouts were not kept" in caplog.text
+    assert run.lost >= 16
+    assert f"{run.lost} rollouts were not kept" in caplog.text
     with RunReader(tmp_path) as reader:
-        assert reader.count() + run.dropped == 20
-        assert reader.counters() == {"not_kept_full": run.dropped}
+        assert reader.count() + run.lost == 20
+        assert reader.not_kept() == run.lost
 
 
 def test_one_that_cannot_be_written_takes_no_other_with_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -361,7 +361,7 @@ def test_odd_values_neither_end_the_writer_nor_cost_other_rollouts(tmp_path: Pat
         assert [row["elapsed_s"] for row in reader.rollouts()] == [None, None]
         assert [row["advantage"] for row in reader.rollouts()] == [None, None]
         assert [step["staleness"] for step in reader.steps()] == [3]
-        assert reader.counters() == {"not_kept_error": 2}
+        assert reader.not_kept() == 2
 
 
 def test_a_transaction_that_fails_costs_its_rollouts_and_nothing_later(tmp_path: Path) -> None:
@@ -382,7 +382,7 @@ def test_a_transaction_that_fails_costs_its_rollouts_and_nothing_later(tmp_path:
     with RunReader(tmp_path) as reader:
         assert [row["session_id"] for row in reader.rollouts()] == ["session-1"]
         assert reader.texts([10]) == {10: "<10>"}
-        assert reader.counters() == {"not_kept_error": 2}
+        assert reader.not_kept() == 2
 
 
 def test_a_slow_disk_gets_the_time_that_it_needs_at_the_end_and_a_hanging_one_does_not(
@@ -544,7 +544,7 @@ def test_rollouts_that_are_not_kept_are_counted_once_by_all_writers(tmp_path: Pa
     with RunWriter(tmp_path) as resumed:
         resumed.rollout(broken)
     with RunReader(tmp_path) as reader:
-        assert reader.counters() == {"not_kept_error": 7}
+        assert reader.not_kept() == 7
 
 
 def test_a_full_disk_costs_as_many_rollouts_as_the_run_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -558,7 +558,7 @@ def test_a_full_disk_costs_as_many_rollouts_as_the_run_says(tmp_path: Path, monk
         assert run.flush()
         monkeypatch.undo()
     with RunReader(tmp_path) as reader:
-        assert (reader.count(), reader.counters()) == (10, {"not_kept_error": 10})
+        assert (reader.count(), reader.not_kept()) == (10, 10)
 
 
 def full(_: Tables) -> None:

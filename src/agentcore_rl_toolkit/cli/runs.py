@@ -111,7 +111,7 @@ def show(
                 "diagnosis": [vars(finding) for finding in diagnose(reader, steps)],
                 "steps": steps,
                 "jobs": list({e["job"]: e for e in reader.metrics() if e.get("event") == "job"}.values()),
-                "not_kept": reader.counters(),
+                "not_kept": reader.not_kept(),
             }
             click.echo(
                 json.dumps(json.loads(plain_json(facts)), indent=2) if as_json else visible("\n".join(_overview(facts)))
@@ -246,8 +246,8 @@ def _overview(run: Mapping[str, Any]) -> Iterator[str]:
     for job in run["jobs"]:  # SageMaker's, as they were last read
         facts = ({k: v} for k, v in job.items() if k not in ("event", "job", "status"))
         yield f"{job['job']}  {job['status']}  {'  '.join(map(json.dumps, facts))}"
-    for reason, count in run["not_kept"].items():
-        yield f"not kept: {count} rollouts ({reason.removeprefix('not_kept_')})"
+    if run["not_kept"]:
+        yield f"not kept: {run['not_kept']} rollouts"
 
 
 def _line(row: Mapping[str, Any]) -> str:

@@ -258,9 +258,9 @@ class RunReader(contextlib.AbstractContextManager["RunReader"]):
         """Return the names of all numbers that came with rewards."""
         return [row[0] for row in self._all("SELECT DISTINCT key FROM rollouts, JSON_EACH(numbers) ORDER BY key")]
 
-    def counters(self) -> dict[str, Any]:
-        """Return the writer's own report: the number of rollouts that it could not keep."""
-        return dict(map(tuple, self._all("SELECT name, value FROM run")))
+    def not_kept(self) -> int:
+        """Return the number of rollouts that the writer could not keep."""
+        return int(self._all("SELECT TOTAL(value) FROM run")[0][0])
 
     def metrics(self) -> list[dict[str, Any]]:
         return read_metrics(self.folder)

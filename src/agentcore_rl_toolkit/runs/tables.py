@@ -99,18 +99,6 @@ class Tables:
     def _ids_with_text(self) -> Iterator[int]:
         return (row[0] for row in self.execute("SELECT id FROM token_texts"))
 
-    @contextlib.contextmanager
-    def savepoint(self) -> Iterator[None]:
-        """Take back the changes of the block if it fails, and no others of the transaction."""
-        self.execute("SAVEPOINT one")
-        try:
-            yield
-        except BaseException:
-            self.execute("ROLLBACK TO one")
-            raise
-        finally:
-            self.execute("RELEASE one")
-
     def close(self) -> None:
         """Close the file. An ended run is one file, unless others have it open."""
         with contextlib.suppress(sqlite3.Error):
@@ -120,23 +108,24 @@ class Tables:
 
     def insert(self, rollout: Rollout) -> None:
         """Add a rollout, or put it in the place of the one of the same session."""
-        before = self.execute("SELECT id FROM rollouts WHERE session_id = ?", (rollout.session_id,)).fetchone()
-        if before is not None:  # it keeps its number, which addresses name
-            self.remove("id = ?", before)
-        self._changed.add((rollout.phase, rollout.step))
-        detail = rollout.detail()
+        detail, columns = rollout.detail(), rollout.columns()
         parts = {DETAIL: pack(detail)}
         if rollout.dialogue is not None:
             parts[DIALOGUE] = pack(list(rollout.dialogue))
         if rollout.sequences is not None:
             parts[TOKENS] = pack([sequence.encoded() for sequence in rollout.sequences])
-        columns = ({} if before is None else {"id": before[0]}) | rollout.columns()
+        text = searched_text(rollout.dialogue, detail, columns["error"])
+        # Only now, since a rollout that cannot be encoded must leave nothing.
+        before = self.execute("SELECT id FROM rollouts WHERE session_id = ?", (rollout.session_id,)).fetchone()
+        if before is not None:  # it keeps its number, which addresses name
+            self.remove("id = ?", before)
+            columns["id"] = before[0]
         names, places = ", ".join(columns), ", ".join("?" * len(columns))
         row = self.execute(f"INSERT INTO rollouts ({names}) VALUES ({places})", tuple(columns.values())).lastrowid
+        self._changed.add((rollout.phase, rollout.step))
         every = ((row, *part) for part in parts.items())
         self.database.executemany("INSERT INTO parts (rollout, name, data) VALUES (?, ?, ?)", every)
         document = self.execute("INSERT INTO searched (rollout) VALUES (?)", (row,)).lastrowid
-        text = searched_text(rollout.dialogue, detail, columns["error"])
         self.execute("INSERT INTO search (rowid, text) VALUES (?, ?)", (document, text))
         if self._texts is not None:
             new = {token for sequence in rollout.sequences or () for token in sequence.ids} - self._known

@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 COMMIT_S = 1.0
 WAITING = 4096  # rollouts that wait to be written at most, and so the memory that they hold
 CLOSE_S = 30.0
+NOT_KEPT = "not_kept"
 # Other processes may count in the same run.
 _COUNT = "INSERT INTO run VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = value + excluded.value"
 
@@ -44,11 +45,11 @@ class RunWriter(contextlib.AbstractContextManager["RunWriter"]):
     """
 
     def __init__(self, folder: Path, *, texts: TokenTexts | None = None, spans: SpanSender | None = None) -> None:
-        self.folder, self.texts, self._spans = folder, texts, spans
+        self.folder, self._spans = folder, spans
         folder.mkdir(parents=True, exist_ok=True)
-        self.dropped = self.failed = 0  # rollouts
+        self._dropped = self._failed = 0  # rollouts that came too fast, and that could not be written
+        self._counted = 0  # those that the file counts
         self._done = 0  # works that were carried out
-        self._counted = (0, 0)  # dropped and failed rollouts that are counted in the file
         self._work: queue.Queue[tuple[Work, int] | threading.Event | None] = queue.Queue(WAITING)
         self._metrics_lock = threading.Lock()
         self._closed = False
@@ -60,6 +61,11 @@ class RunWriter(contextlib.AbstractContextManager["RunWriter"]):
             log.warning("rollouts are not kept: %s cannot be written: %s", folder / ROLLOUTS, e)
         self._thread = threading.Thread(target=self._run, name="agentcore-rl-run-writer", daemon=True)
         self._thread.start()
+
+    @property
+    def lost(self) -> int:
+        """The number of rollouts that were not kept."""
+        return self._dropped + self._failed
 
     # -- what callers do
 
@@ -101,33 +107,31 @@ class RunWriter(contextlib.AbstractContextManager["RunWriter"]):
 
     def flush(self, timeout_s: float = CLOSE_S) -> bool:
         """Wait until everything so far is on disk, or counted as lost. Returns whether it was in time."""
-        done, deadline_s = threading.Event(), time.monotonic() + timeout_s
+        done = threading.Event()
         try:
             self._work.put(done, timeout=timeout_s)
         except queue.Full:
             return False
-        return done.wait(max(0.0, deadline_s - time.monotonic()))
+        return done.wait(timeout_s)
 
     def close(self, timeout_s: float = CLOSE_S) -> None:
-        """Write the queue, and log how many rollouts were dropped. A second call does nothing.
+        """Write the queue, and log how many rollouts were lost. A second call does nothing.
 
         A slow disk gets the time that it needs. The writer stops when nothing was written for ``timeout_s``.
         """
         if self._closed:
             return
-        self._closed, sent, before = True, False, -1
+        self._closed, before = True, -1
+        with contextlib.suppress(queue.Full):  # then the thread ends when the queue is empty
+            self._work.put_nowait(None)
         while self._thread.is_alive() and self._done != before:
             before = self._done
-            with contextlib.suppress(queue.Full):
-                if not sent:
-                    self._work.put(None, timeout=timeout_s)
-                    sent = True
             self._thread.join(timeout_s)
         if self._thread.is_alive():
             log.warning("%s takes no writes: at least %d are not kept", self.folder, self._work.qsize())
-        if self.dropped or self.failed:
+        if self.lost:
             text = "%s: %d rollouts were not kept because they came faster than they could be written, %d because of errors"
-            log.warning(text, self.folder / ROLLOUTS, self.dropped, self.failed)
+            log.warning(text, self.folder / ROLLOUTS, self._dropped, self._failed)
 
     def __exit__(self, *exc: object) -> None:
         self.close()
@@ -136,27 +140,27 @@ class RunWriter(contextlib.AbstractContextManager["RunWriter"]):
 
     def _put(self, work: Work, rollouts: int = 0) -> None:
         if self._closed or self._tables is None:
-            self.failed += rollouts
+            self._dropped += rollouts
             return
         try:
             self._work.put_nowait((work, rollouts))
         except queue.Full:
-            self.dropped += rollouts
+            self._dropped += rollouts
             self._warnings.warning("some rollouts are not kept: they come faster than %s takes them", self.folder)
 
     def _run(self) -> None:
         ended = False
         while not ended:
             batch, began_s = [self._work.get()], time.monotonic()
-            while not isinstance(batch[-1], threading.Event | None) and time.monotonic() - began_s <= COMMIT_S:
+            while isinstance(batch[-1], tuple) and time.monotonic() - began_s <= COMMIT_S:
                 try:
                     batch.append(self._work.get_nowait())
                 except queue.Empty:
                     break
-            ended = batch[-1] is None
             self._write([work for work in batch if isinstance(work, tuple)])
             if isinstance(batch[-1], threading.Event):  # all before it is committed
                 batch[-1].set()
+            ended = batch[-1] is None or (self._closed and self._work.empty())
         if self._spans is not None:
             self._spans.close()
         self._write([])  # the summaries of the last steps
@@ -166,30 +170,28 @@ class RunWriter(contextlib.AbstractContextManager["RunWriter"]):
     def _write(self, batch: Sequence[tuple[Work, int]]) -> None:
         if self._tables is None:
             return
-        failed = self.failed
+        failed = self._failed
         try:
             with self._tables.transaction():
                 for work, rollouts in batch:
                     self._one(self._tables, work, rollouts)
-                counts = self.dropped, self.failed
-                for reason, count, known in zip(("full", "error"), counts, self._counted, strict=True):
-                    if count > known:
-                        self._tables.execute(_COUNT, (f"not_kept_{reason}", count - known))
-            self._counted = counts
+                lost = self.lost
+                if lost > self._counted:
+                    self._tables.execute(_COUNT, (NOT_KEPT, lost - self._counted))
+            self._counted = lost
         except Exception as e:  # the next batch may succeed
-            self.failed = failed + sum(rollouts for _, rollouts in batch)
+            self._failed = failed + sum(rollouts for _, rollouts in batch)
             self._warnings.warning("rollouts of %s were not kept: %s", self.folder, e)
 
     def _one(self, tables: Tables, work: Work, rollouts: int) -> None:
         """Do one piece of work. If it fails, the others are still written."""
         self._done += 1
         try:
-            with tables.savepoint():
-                work(tables)
+            work(tables)
         except sqlite3.OperationalError:  # the file or the disk, not this rollout
             raise
         except Exception as e:
-            self.failed += rollouts
+            self._failed += rollouts
             self._warnings.warning("a rollout or its numbers were not kept: %s: %s", type(e).__name__, e)
 
     def _add(self, tables: Tables, given: Rollout | Make) -> None:

@@ -145,7 +145,7 @@ def overview(folder: Path) -> dict[str, Any]:
             "tools": tools(steps),
             "inputs": run.solved(),
             "facets": facets(steps),
-            "not_kept": run.counters(),
+            "not_kept": run.not_kept(),
             "log": log_tail(folder),
             "before": None,
             "in_flight": None,

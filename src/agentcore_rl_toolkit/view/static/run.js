@@ -151,8 +151,7 @@ export function settingsTable(names, configs) {
 export async function runPage(name, _query, _go, mount) {
   const run = await readRun(name), { trained, others } = run;
   const total = run.steps.reduce((n, s) => n + s.rollouts, 0);
-  const reasons = { not_kept_full: "they came faster than they could be written", not_kept_error: "they could not be written" };
-  const lost = Object.entries(run.not_kept).map(([why, n]) => notice(`${many(n, "rollout")} not in this run: ${reasons[why]}.`));
+  const lost = run.not_kept ? [notice(`${many(run.not_kept, "rollout")} not in this run: they could not be written, or came too fast.`)] : [];
   const short = (path) => (typeof path === "string" && path ? path.split("/").at(-1) : null);
   const head = [el("h1", {}, name, " ", statusOf(run.status)), el("p", { class: "soft spaced" }, [["model", short(run.config.model)], ["data", short(run.config.data)], ["agent", short(run.config.agent)]].filter(([, v]) => v).map(([k, v]) => el("span", {}, `${k} ${v}`)), run.status.startsWith("failed") ? el("span", { class: "bad" }, run.status) : null), lost];
   const settings = [
