@@ -17,13 +17,10 @@ from agentcore_rl_toolkit.app.causes import elsewhere
 from agentcore_rl_toolkit.cli import main
 from agentcore_rl_toolkit.cli.output.failures import Failure, explain
 from agentcore_rl_toolkit.cli.training.display import Display
-from agentcore_rl_toolkit.cli.training.report import Report
 from agentcore_rl_toolkit.client.transport import parse_reply
 from agentcore_rl_toolkit.contract import Cause
 from agentcore_rl_toolkit.errors import InvalidResultError
 from agentcore_rl_toolkit.isolation.hints import hint
-from agentcore_rl_toolkit.runs import RunWriter
-from agentcore_rl_toolkit.runs.record import Rollout
 
 from ..conftest import CommandLine
 
@@ -98,16 +95,6 @@ def test_a_path_that_cannot_be_written_is_one_line(tmp_path: Path, command_line:
         assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
         assert done.stderr.startswith("error: ")
         assert str(tmp_path / place) in done.stderr
-
-
-def test_the_end_of_a_run_explains_what_failed(tmp_path: Path) -> None:
-    failed = {"outcome": "agent_error", "cause": "agent", "error": "KeyError: 'answer'", "traceback": TRACEBACK}
-    with RunWriter(tmp_path) as run:
-        for n in range(4):
-            facts: dict[str, Any] = failed if n else {"outcome": "ok"}
-            run.rollout(Rollout(phase="train", step=0, session_id=f"s{n}", group="g", place=n, **facts))
-    said = "3 of 4 rollouts failed; 3 of them: agent_error: KeyError: 'answer'\n"
-    assert Report(tmp_path).failures() == said + '    /home/me/shop/reward.py, line 3: return float(payload["answer"])'
 
 
 def test_a_variable_that_the_session_lacks_is_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

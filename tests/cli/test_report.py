@@ -52,7 +52,7 @@ def test_a_screen_says_both_means_of_how_many_and_failures_by_cause(facts: dict[
     out = io.StringIO()
     findings = [Finding("all_fail", "In 8 of 8 groups every rollout failed.", "Take easier inputs.")]
     with Display(Console(file=out, width=400), total_rollouts=42, findings=lambda: findings) as display:
-        display.rollouts_started("after", 21)
+        display.observe("rollouts_started", {"phase": "after", "total": 21})
         for i, end in enumerate(ENDS):
             made = rollout(i, end)
             display.rollout(made.cause, made.score, tokens=3)
@@ -93,7 +93,7 @@ def test_a_pipe_gets_a_line_when_nothing_was_printed_for_a_while(monkeypatch: py
     out = io.StringIO()
     monkeypatch.setattr(display_module, "PROGRESS_S", 0.0)
     with Display(Console(file=out, width=400), total_rollouts=42) as display:
-        display.rollouts_started("training", 42)
+        display.observe("rollouts_started", {"phase": "training", "total": 42})
         display.rollout(None, 0.5, tokens=3)
     assert out.getvalue().startswith("1 of 42 rollouts, recent reward 50 %   tokens 3   eta ")
 

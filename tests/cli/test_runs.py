@@ -186,7 +186,7 @@ def test_good_rollouts_are_written_and_imitated(work: Path, monkeypatch: pytest.
     assert output_of(work, monkeypatch, "show").startswith("shop ")  # the newest run with rollouts
     (work / "rows.jsonl").write_text('{"messages": []}\n')
     for wrong, why in (
-        (["train", "--from", "shop"], "--from is for `agentcore-rl sft` only"),
+        (["train", "--from", "shop"], "--from is for `agentcore-rl sft`"),
         (["sft"], "--from RUN is missing"),
         (["sft", "--from", "rows.jsonl", "--model", str(WEIGHTS)], "rows.jsonl has rows without `input_ids`"),
         (["sft", "--from", "best.jsonl"], "--model is missing: a file does not contain the model"),

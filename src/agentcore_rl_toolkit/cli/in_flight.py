@@ -72,7 +72,9 @@ def _place(
     if problem is not None:
         return "runtime", problem
     session = (sessions or {}).get(rollout["session_id"])
-    state = "" if sessions is None else f"; its session is {session['state'] if session else 'not known to the runtime'}"
+    state = (
+        "" if sessions is None else f"; its session is {session['state'] if session else 'not known to the runtime'}"
+    )
     if stage in ("start", "stop") or (sessions is not None and session is None):
         return "runtime", f"it has been in stage {stage} for {seconds}{state}"
     if gateway is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import errno
 import importlib
 import sqlite3
@@ -46,26 +45,10 @@ class _LazyGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name in _COMMANDS:
-            name, _, extra = _COMMANDS[cmd_name]
-            try:
-                module = importlib.import_module(name, __package__)
-            except ModuleNotFoundError as e:
-                if e.name is None or e.name.startswith("agentcore_rl_toolkit"):
-                    raise
-                raise missing_extra(f"this command needs the module {e.name!r}, which is not installed", extra) from e
+            module = importlib.import_module(_COMMANDS[cmd_name][0], __package__)
             command: click.Command = getattr(module, "group", None) or module.command
             return command
         return super().get_command(ctx, cmd_name)
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        name = args[0]
-        if not name.startswith("-") and not ctx.resilient_parsing and self.get_command(ctx, name) is None:
-            near = difflib.get_close_matches(name, self.list_commands(ctx), n=1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
-            raise click.UsageError(f"No such command {name!r}.{hint}", ctx)
-        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
         from .._servers.process import terminated_as_interrupted
@@ -115,7 +98,7 @@ def main() -> None:
         click.echo(visible(f"error: {text}"), err=True)
         sys.exit(1)
     except ModuleNotFoundError as e:
-        # A heavy import inside a command: name the extra of the command.
+        # An import of a command: name its extra.
         asked = next((arg for arg in sys.argv[1:] if arg in _COMMANDS), None)
         if asked is None or e.name is None or e.name.startswith("agentcore_rl_toolkit"):
             raise

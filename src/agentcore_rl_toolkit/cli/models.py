@@ -69,39 +69,20 @@ def model_folder(name: str | Path, *, weights: bool = True) -> Path:
 def from_hub(name: str, revision: str | None = None, *, weights: bool = True) -> Path:
     """Return the folder of a hub's model in the cache. Download it if it is missing. Raises: ConfigError."""
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 
-    at = f" --revision {revision}" if revision else ""
     files = [*_TOKENIZER_FILES, *(["*.safetensors"] if weights else [])]
+    ignored = ["*/*", "consolidated*.safetensors"]
     try:
-        folder = Path(
-            snapshot_download(
-                name, revision=revision, allow_patterns=files, ignore_patterns=["*/*", "consolidated*.safetensors"]
-            )
-        )
-    except RevisionNotFoundError as e:
-        raise ConfigError(f"the hub's model {name} has no revision {revision}") from e
-    except RepositoryNotFoundError as e:
-        raise ConfigError(
-            f"there is no folder {name} here, and no model {name} on the hub that you may read: correct the name, or accept the "
-            "model's terms on its page and run `hf auth login`"
-        ) from e
+        folder = Path(snapshot_download(name, revision=revision, allow_patterns=files, ignore_patterns=ignored))
     except Exception as e:  # its HTTP library has many errors
         if getattr(e, "errno", None) == errno.ENOSPC:
             raise
+        at = f" --revision {revision}" if revision else ""
         raise ConfigError(
-            f"there is no model folder {name} here, and the hub cannot be reached ({_cause(e)}): run `hf download {name}{at}` "
-            f"when there is network, or on another machine with `--local-dir {name.partition('/')[2]}`, and copy that folder here"
+            f"there is no model folder {name} here, and the hub gave none ({str(e).strip().partition(chr(10))[0]}): correct the "
+            "name, or accept the model's terms on its page and run `hf auth login`. Without network, run "
+            f"`hf download {name}{at}` on another machine with `--local-dir {name.partition('/')[2]}`, and copy that folder here"
         ) from e
     if weights and not any(folder.glob("*.safetensors")):
-        raise ConfigError(
-            f"the hub's model {name} has no weights as safetensors in its cache {folder}: run `hf download {name}{at}`"
-        )
+        raise ConfigError(f"the hub's model {name} has no weights as safetensors in its cache {folder}")
     return folder
-
-
-def _cause(error: BaseException) -> str:
-    """Return the first line of the innermost cause."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return str(error).strip().partition("\n")[0] or type(error).__name__

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import sys
-from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
@@ -30,7 +30,6 @@ from .options import (
     with_sessions,
 )
 
-T = TypeVar("T")
 BACKENDS = ("loop", "trl", "slime", "verl", "rllm", "tinker", "sagemaker")
 SERVICES = ("tinker", "sagemaker")  # the backends that are training services
 
@@ -145,24 +144,16 @@ def command(
     from ..errors import ConfigError
 
     if stop_session is not None:
-        import asyncio
-
         from ..backends.sagemaker.session import stop_named
 
         click.echo(f"session {stop_session} is {asyncio.run(stop_named(stop_session))}")
         return
-    if method == "sft" or sources:
+    if sources and method != "sft":
+        raise ConfigError("--from is for `agentcore-rl sft`")
+    if method == "sft":
         from .training.sft import imitate
 
-        flags |= {"backend": backend, "config": config_path, "resume": resume}
-        model = flags.pop("model")
-        given = [name for name, value in flags.items() if value not in (None, (), False)]
-        if method != "sft" or given:
-            others = f", not {', '.join(given)}" if given else ""
-            raise ConfigError(
-                f"`agentcore-rl sft` takes --from RUN, --model, --set and --out{others}; --from is for `agentcore-rl sft` only"
-            )
-        imitate(sources, model, words, out)
+        imitate(sources, flags["model"], words, out)
         return
     if flags["teacher_url"] is not None and method != "distill":
         raise ConfigError("--teacher-url is for `agentcore-rl distill`")
@@ -181,13 +172,8 @@ def command(
     arn = deployed_arn(str(flags.get("agent")), Path.cwd())
     if arn is not None:
         os.environ[ENV_AGENT_ARN], flags["agent"] = arn, None
-    if (
-        any(value not in (None, ()) for value in (*flags.values(), words))
-        or resume
-        or out
-        or as_json
-        or config_path is None
-    ):
+    given = (*flags.values(), words, out, resume or None, as_json or None)
+    if config_path is None or any(value not in (None, ()) for value in given):
         raise ConfigError(
             f"backend {backend} trains a deployed agent, and reads all settings from --config FILE "
             f"(docs/backends/{backend}.md); --agent FILE and its options are for --backend loop"
@@ -303,39 +289,28 @@ def train_here(
 
 def _train_at_service(backend: str, config: Any, *, rehearse: bool, agent: Path | None) -> None:
     """Train with a service: by its training API, or by a multi-turn RL job of SageMaker. Raises: TrainingServiceError."""
+    from rich.console import Console
+
     from ..backends.sagemaker.adapter import run_async as run_sagemaker
     from ..backends.sagemaker.job import JobConfig, Jobs
-    from ..backends.training.run import line
-    from .output.terminal import visible
+    from ..backends.tinker.adapter import run_async as run_tinker
+    from ..client.data import read_rows
     from .servers.rehearsal import agent_here, local_sagemaker
-
-    def show(event: str, facts: dict[str, Any]) -> None:
-        if (text := line(event, facts)) is not None:
-            click.echo(visible(text))
+    from .training.display import Display, rollouts_of
+    from .training.report import Report
 
     with contextlib.ExitStack() as stack:
         variables = stack.enter_context(local_sagemaker(config.output_dir)) if rehearse else {}
         if agent is not None:
             config = stack.enter_context(agent_here(agent, config, variables))
         if isinstance(config, JobConfig):
-            click.echo(f"model package: {_until_interrupted(Jobs(config, click.echo).run_async())}")
-        elif backend == "sagemaker":
-            _until_interrupted(run_sagemaker(config, show))
-        else:
-            from ..backends.tinker.adapter import run_async as run_tinker
-
-            _until_interrupted(run_tinker(config, show))
-
-
-def _until_interrupted(work: Coroutine[Any, Any, T]) -> T:
-    """Run it. Ctrl-C stops it and its work at the service, and ends the process with 130."""
-    import asyncio
-
-    try:
-        return asyncio.run(work)
-    except KeyboardInterrupt:
-        click.echo("interrupted", err=True)
-        sys.exit(130)
+            click.echo(f"model package: {asyncio.run(Jobs(config, click.echo).run_async())}")
+            return
+        data, run = config.data, run_sagemaker if backend == "sagemaker" else run_tinker
+        held_out = len(read_rows(data.eval_data_path)) if data.eval_data_path is not None else 0
+        findings = Report(data.output_dir).findings
+        with Display(Console(), rollouts_of(config.step, held_out), findings) as display:
+            asyncio.run(run(config, display.observe))
 
 
 def _show_quotas(config: Any, slime_steps: int) -> None:

@@ -9,8 +9,6 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 from ...client.data import read_rows
-from ...client.evaluation import metrics_line
-from ...contract import Cause
 from ...runs import locked
 from ..collection.recording import Recording, open_recording
 from ..service import RolloutService
@@ -86,20 +84,3 @@ def _written(recording: Recording, observe: Observer | None) -> Observer:
             observe(event, facts)
 
     return record
-
-
-def line(event: str, facts: dict[str, Any]) -> str | None:
-    """Return a step or an evaluation in one line, or None for other events."""
-    reward = "none" if facts.get("reward") is None else f"{facts['reward']:.3f}"
-    if event == "evaluated":
-        text = f"held out, {facts['when']}: reward {reward} of {facts['scored']} rollouts, weights {facts['version']}"
-        return "  ".join(filter(None, (text, metrics_line(facts["metrics"]))))
-    if event != "step":
-        return None
-    failed = facts["causes"].get(Cause.POLICY, 0)
-    text = f"step {facts['step']:4d}  reward {reward:>6}  usable {facts['usable']}/{facts['rollouts']}"
-    text += f"  policy failed {failed}" if failed else ""
-    names = [name for name in facts if ":" in name or name in ("loss", "grad_norm", "kl_sampler", "entropy")]
-    numbers = "  ".join(f"{name} {facts[name]:.4g}" for name in names if facts[name] is not None)
-    learned = numbers if facts["gradient_tokens"] else "nothing to learn from"
-    return "  ".join(filter(None, (text, learned, metrics_line(facts["metrics"]))))

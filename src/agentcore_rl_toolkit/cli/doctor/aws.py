@@ -18,10 +18,9 @@ from ...deploy import quotas
 from ...errors import ContractError, GatewayError, ObjectExistsError, StoreError, StorePermissionError
 from ...store import open_store
 from ...store.remote import find_region, find_session
-from .finding import Finding, fail, note, ok
+from .finding import Check, Finding, fail, note, ok
 
 MOST_SKEW_S = 60.0  # AWS refuses signatures that are five minutes off
-MOST_REPLY_BYTES = 2**20  # a probe's report has a few hundred
 DEADLINE_S = 20.0
 START_WITHIN_S = 150.0  # a cold start, and the probe's own deadlines
 ADVICE = {  # keys are AWS's codes of errors, and classes of botocore's
@@ -31,18 +30,19 @@ ADVICE = {  # keys are AWS's codes of errors, and classes of botocore's
     "ResourceNotFoundException": "check the account, the region and the name in the ARN",
     "RuntimeClientError": "the agent did not start, or refused the call: read its log /aws/bedrock-agentcore/runtimes/ID-DEFAULT",
     "ServiceQuotaExceededException": "the account has reached its quota of sessions: stop some, or ask AWS for a higher quota",
-    "ThrottlingException": "too many requests at the moment: run this again",
 }
+OTHER_ADVICE = "read AWS's message, and check the network, the credentials, and this machine's clock"
 RELAYED = (
     "start it with --model DIR (token mode): relay mode splits one conversation into 4 to 5 sequences if the client writes "
     "compact JSON, as Mastra and Strands for TypeScript do"
 )
-ANSWERED: dict[int | None, str] = {  # the advice for each status that a session got at the gateway's address
-    **dict.fromkeys((401, 403), "the session's key is refused: check that this is the address of this gateway"),
-    404: "another server or another gateway answers at this address: check the address",
-    421: "start the gateway with --allowed-host and the name in the address",
-    None: "another server answers at this address, or the load balancer has no healthy target: check both",
-}
+REACHED = (
+    "another server, or another gateway, answers at this address, or the gateway needs --allowed-host with this name"
+)
+NOT_REACHED = (
+    "give the gateway an address that sessions reach, and let them in: its security group, the route, the load balancer "
+    "(docs/deploy.md, Reach the gateway)"
+)
 
 
 @dataclass(kw_only=True)
@@ -108,8 +108,9 @@ class Account:
             try:
                 work()
             except StoreError as e:
-                region = find_region(self.region)
-                advice = f"check that {self.bucket} exists, and in which region it is (AWS_REGION, here {region})"
+                advice = (
+                    f"check that {self.bucket} exists, and its region (AWS_REGION, here {find_region(self.region)})"
+                )
                 if isinstance(e, StorePermissionError):
                     advice = f"allow {right} on {self.bucket} for this user, and for the agent's execution role"
                 return fail("bucket", f"{right}: {str(e).splitlines()[0]}", advice)
@@ -134,8 +135,7 @@ class Account:
         if self.region is None:
             return note("quotas", "unknown without a region", "export AWS_REGION")
         found = quotas.read(self.client("service-quotas"))
-        refusal = quotas.nothing_runs(found)
-        if refusal is not None:
+        if (refusal := quotas.nothing_runs(found)) is not None:
             return fail("quotas", refusal.partition(": ")[0], quotas.HOW_TO_RAISE)
         if found.why:
             advice = "allow servicequotas:ListServiceQuotas, or read the quotas in the console"
@@ -143,30 +143,23 @@ class Account:
         return ok("quotas", quotas.line(found))
 
     def training(self) -> list[Finding]:
-        """Return the running sessions and jobs on SageMaker, or None if this user may not list them and so created none."""
+        """Return the training sessions on SageMaker that run. A user who may not list them has created none."""
         from botocore.exceptions import BotoCoreError, ClientError
 
         from ...backends.sagemaker.session import LIVE, REGIONS
 
-        sessions = [("list_training_sessions", {"StatusEquals": status}) for status in LIVE]
-        categories = ("AgentRFT", "AgentRFTEvaluation")
-        jobs = [("list_jobs", {"JobCategory": each, "StatusEquals": "InProgress"}) for each in categories]
-        advice = {
-            "list_training_sessions": "agentcore-rl train --stop-session NAME, unless its run is alive",
-            "list_jobs": "the command that created it follows it and stops it at Ctrl-C. Otherwise: `aws sagemaker stop-job`",
-        }
         found: dict[str, Finding] = {}  # keys are ARNs
         for region in dict.fromkeys([*REGIONS, *filter(None, [self.region])]):
             client = self.client("sagemaker", region=region)
             if not hasattr(client, "list_training_sessions"):  # botocore before 1.43.112
                 return []
-            for verb, filters in [*sessions, *(jobs if region == self.region else ())]:
+            for status in LIVE:
                 with contextlib.suppress(ClientError, BotoCoreError):
-                    for page in client.get_paginator(verb).paginate(**filters):
-                        for each in page.get("TrainingSessionSummaries") or page.get("JobSummaries", []):
-                            arn = each.get("TrainingSessionArn") or each["JobArn"]
-                            text = f"{arn.rpartition('/')[2]} runs, which costs"
-                            found[arn] = note("training", text, advice[verb])
+                    for page in client.get_paginator("list_training_sessions").paginate(StatusEquals=status):
+                        for each in page["TrainingSessionSummaries"]:
+                            arn = each["TrainingSessionArn"]
+                            advice = "agentcore-rl train --stop-session NAME, unless its run is alive"
+                            found[arn] = note("training", f"{arn.rpartition('/')[2]} runs, which costs", advice)
         return list(found.values())
 
     def gateway(self) -> list[Finding]:
@@ -179,20 +172,15 @@ class Account:
             try:
                 [made] = client.create_sessions([new_session_id()], max_turns=1)
             except (GatewayError, ContractError) as e:
-                right = getattr(e, "status", None) in (401, 403)
-                advice = (
-                    "export AGENTCORE_RL_GATEWAY_ADMIN_KEY"
-                    if right
-                    else "check that the gateway is started, and that the address is right"
-                )
+                advice = "check that it is started, its address, and AGENTCORE_RL_GATEWAY_ADMIN_KEY"
                 return [fail("gateway", str(e).splitlines()[0], advice)]
             try:
                 stats = client.stats()
                 each = stats.get("gateways", {self.gateway_url: stats})
                 relays = ", ".join(url for url, its in each.items() if not its["token_mode"])
-                found = ok("gateway", self.gateway_url)
-                if relays:
-                    found = note("gateway", f"{relays} in relay mode", RELAYED)
+                found = (
+                    note("gateway", f"{relays} in relay mode", RELAYED) if relays else ok("gateway", self.gateway_url)
+                )
                 return [found, _model(made)]
             finally:
                 client.delete([made.session_id])
@@ -221,8 +209,8 @@ class Account:
                     block |= {"base_url": made.base_url, "api_key": made.api_key}
             return ask(client, self.agent_arn, session_id, block)
 
-    def checks(self) -> list[tuple[str, Callable[[], Finding | list[Finding]]]]:
-        checks: dict[str, Callable[[], Finding | list[Finding]]] = {
+    def checks(self) -> list[tuple[str, Check]]:
+        checks: dict[str, Check] = {
             "credentials": self.credentials,
             "bucket": self.store,
             "agent": self.runtime,
@@ -234,7 +222,7 @@ class Account:
         return [(name, partial(_explained, name, check)) for name, check in checks.items()]
 
 
-def _explained(name: str, check: Callable[[], Finding | list[Finding]]) -> Finding | list[Finding]:
+def _explained(name: str, check: Check) -> Finding | list[Finding]:
     """Run a check. A call that AWS refused, or that did not reach it, is a finding."""
     from botocore.exceptions import BotoCoreError, ClientError
 
@@ -242,14 +230,10 @@ def _explained(name: str, check: Callable[[], Finding | list[Finding]]) -> Findi
         return check()
     except ClientError as e:
         code, message = (e.response["Error"].get(part, "") for part in ("Code", "Message"))
-        advice = ADVICE.get(code, "read AWS's message, and check the credentials and this machine's clock")
-        if code == "RuntimeClientError" and "(403)" in message:  # the agent's own text is missing in it
-            advice = ROLLOUTS_OFF
-        return fail(name, f"{code}: {message}"[:500], advice)
+        off = code == "RuntimeClientError" and "(403)" in message  # the agent's own text is missing in it
+        return fail(name, f"{code}: {message}"[:500], ROLLOUTS_OFF if off else ADVICE.get(code, OTHER_ADVICE))
     except BotoCoreError as e:
-        return fail(
-            name, str(e)[:500], ADVICE.get(type(e).__name__, "check the network, and the endpoint if one is set")
-        )
+        return fail(name, str(e)[:500], ADVICE.get(type(e).__name__, OTHER_ADVICE))
 
 
 def _model(session: Any) -> Finding:
@@ -284,65 +268,49 @@ def ask(client: Any, arn: str, session_id: str, rollout: Mapping[str, Any]) -> l
         reply = client.invoke_agent_runtime(
             agentRuntimeArn=arn, runtimeSessionId=session_id, contentType="application/json", payload=body
         )
-        result = json.loads(reply["response"].read(MOST_REPLY_BYTES))
-    except (OSError, ValueError, RecursionError) as e:
+        result = json.loads(reply["response"].read())
+    except (OSError, ValueError) as e:
         return [fail("session", str(e)[:500], "check the network, and read the log of the agent")]
     finally:
         with contextlib.suppress(ClientError, BotoCoreError):
             client.stop_runtime_session(agentRuntimeArn=arn, runtimeSessionId=session_id)
-    answered_s = time.time()
     if isinstance(result, dict) and result.get("status") == PROBED:
-        return findings(result["probe"], rollout, asked_s, answered_s)
-    if isinstance(result, dict) and result.get("error"):
-        return [fail("session", f"the agent refused: {result['error']}"[:500], "deploy it again, and read its log")]
+        return findings(result["probe"], rollout, asked_s, time.time())
     advice = "it runs the published toolkit, or an older version of this one: deploy it again for this check"
-    return [note("session", "a session starts, but its agent does not know this check", advice)]
+    return [note("session", f"a session starts, but its agent answered {result!s}"[:500], advice)]
 
 
 def findings(report: Mapping[str, Any], rollout: Mapping[str, Any], asked_s: float, answered_s: float) -> list[Finding]:
     """Return the findings of a session's report. Its clock must lie between question and answer."""
-    found = [
-        ok("session", f"starts, {report['architecture']}, Python {report['python']}, toolkit {report['toolkit']}"),
-        _clock(float(report["time_s"]), asked_s, answered_s),
-        _store(report["store"], str(rollout["s3_bucket"])),
-    ]
+    found = [ok("session", f"starts, {report['architecture']}, Python {report['python']}, toolkit {report['toolkit']}")]
+    skew_s = min(report["time_s"] - asked_s, 0.0) or max(report["time_s"] - answered_s, 0.0)
+    text = f"{skew_s:+.0f} s from this machine's"
+    skewed = fail("session clock", text, "set this machine's clock with NTP (chrony)")
+    found.append(skewed if abs(skew_s) > MOST_SKEW_S else ok("session clock", text))
+    store, bucket, role = (
+        report["store"],
+        rollout["s3_bucket"],
+        "the agent's execution role (`agentcore-rl deploy iam`)",
+    )
+    if store["ok"]:
+        found.append(ok("session bucket", f"{bucket}: a record can be put and deleted"))
+    else:
+        advice = f"allow {store['right']} on {bucket} for {role}" if store.get("right") else ""
+        advice = (
+            advice or f"check {bucket}, its region, and in a VPC that sessions have a way to S3 (an endpoint or a NAT)"
+        )
+        found.append(fail("session bucket", f"a session cannot write to {bucket}: {store['text']}", advice))
     jobs = report.get("jobs", {"ok": None})
     if jobs["ok"]:
         found.append(ok("session jobs", "its role may report to SageMaker's multi-turn RL jobs"))
     elif jobs["ok"] is not None:
-        advice = "allow what the statement Jobs of `agentcore-rl deploy iam` has, for the agent's execution role"
-        found.append(fail("session jobs", jobs["text"], advice))
+        found.append(fail("session jobs", jobs["text"], f"allow what its statement Jobs has, for {role}"))
     gateway = report["gateway"]
-    text = f"{rollout.get('base_url')}: {gateway['text']}" if gateway["ok"] is not None else ""
+    text = f"{rollout.get('base_url')}: {gateway['text']}"
     if gateway["ok"]:
         found.append(ok("session gateway", text))
     elif gateway["ok"] is not None and gateway["reached"]:
-        found.append(fail("session gateway", text, ANSWERED.get(gateway.get("status"), ANSWERED[None])))
+        found.append(fail("session gateway", text, REACHED))
     elif gateway["ok"] is not None:
-        advice = (
-            "give the gateway an address that sessions reach, and let them in: its security group, the route, the load "
-            "balancer (docs/deploy.md, Reach the gateway)"
-        )
-        found.append(fail("session gateway", f"a session cannot reach {text}", advice))
+        found.append(fail("session gateway", f"a session cannot reach {text}", NOT_REACHED))
     return found
-
-
-def _clock(theirs_s: float, asked_s: float, answered_s: float) -> Finding:
-    skew_s = min(theirs_s - asked_s, 0.0) or max(theirs_s - answered_s, 0.0)
-    if abs(skew_s) > MOST_SKEW_S:
-        return fail(
-            "session clock", f"{skew_s:+.0f} s from this machine's", "set this machine's clock with NTP (chrony)"
-        )
-    return ok("session clock", f"{skew_s:+.0f} s from this machine's")
-
-
-def _store(store: Mapping[str, Any], bucket: str) -> Finding:
-    if store["ok"]:
-        return ok("session bucket", f"{bucket}: a record can be put and deleted")
-    right = store.get("right")
-    advice = (
-        f"allow {right} on {bucket} for the agent's execution role (`agentcore-rl deploy iam` prints the policy)"
-        if right
-        else f"check that {bucket} exists, and its region; in a VPC: that sessions have a way to S3, by an endpoint or a NAT"
-    )
-    return fail("session bucket", f"a session cannot write to {bucket}: {store['text']}", advice)

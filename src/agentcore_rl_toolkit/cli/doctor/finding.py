@@ -25,6 +25,9 @@ class Finding:
         return f"{line}\n{'':<{width + 8}}-> {self.advice}" if self.advice else line
 
 
+Check = Callable[[], Finding | list[Finding]]
+
+
 def ok(name: str, text: str) -> Finding:
     return Finding(level="ok", name=name, text=text)
 
@@ -37,7 +40,7 @@ def fail(name: str, text: str, advice: str) -> Finding:
     return Finding(level="fail", name=name, text=text, advice=advice)
 
 
-def run(checks: Iterable[tuple[str, Callable[[], Finding | list[Finding]]]]) -> Iterable[Finding]:
+def run(checks: Iterable[tuple[str, Check]]) -> Iterable[Finding]:
     """Yield the findings of all checks. A check that fails with an error is a finding, too."""
     for name, check in checks:
         try:

@@ -53,26 +53,14 @@ def torch_build() -> Finding:
     """Ask in a separate process, because importing torch takes seconds and 200 MB."""
     if importlib.util.find_spec("torch") is None:
         return fail("torch", "not installed", install_command("policy"))
-    code = (
-        "import torch; print(torch.__version__, torch.version.cuda, torch.cuda.device_count(), torch.get_num_threads())"
-    )
+    code = "import torch; print(torch.__version__, torch.cuda.device_count(), torch.get_num_threads())"
     command = [sys.executable, "-W", "ignore", "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     if done.returncode != 0:
         error = (done.stderr.strip().splitlines() or ["no output"])[-1]
-        return fail(
-            "torch", f"cannot be imported: {error}", "install it again (in a clone: `make clean` and `make setup`)"
-        )
-    version, cuda, devices, threads = done.stdout.split()
-    if devices != "0":
-        return ok("torch", f"{version}, {devices} GPU")
-    if cuda != "None":
-        return note(
-            "torch",
-            f"{version}: a CUDA build, and this machine has no GPU",
-            "it works, and takes several GB; the CPU build is on PyTorch's CPU wheel index (PIP_EXTRA_INDEX_URL)",
-        )
-    return ok("torch", f"{version} for CPUs, {threads} threads")
+        return fail("torch", f"cannot be imported: {error}", f"install it again: {install_command('policy')}")
+    version, devices, threads = done.stdout.split()
+    return ok("torch", f"{version}, {devices} GPU, {threads} threads")
 
 
 def isolation() -> Finding:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import functools
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .finding import Finding, fail, note, ok
+from .finding import Check, Finding, fail, note, ok
 
 if TYPE_CHECKING:
     from ...policy.batch import Generation
@@ -19,7 +19,7 @@ SEQUENCES = 8  # at once
 PROMPT_TOKENS = 32
 
 
-def checks(folder: Path) -> list[tuple[str, Callable[[], Finding | list[Finding]]]]:
+def checks(folder: Path) -> list[tuple[str, Check]]:
     """Check a model. Of a folder without weights, only tokenizer and template are checked."""
     whole = (("model", _kind), ("memory", _memory), ("template", _template), ("speed", _speed))
     chosen = whole if any(folder.glob("*.safetensors")) else whole[2:3]

@@ -12,6 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+from ...backends.training.settings import StepSettings
 from ...client.evaluation import metrics_line
 from ...contract import Cause
 from ...errors import AgentCoreRLError
@@ -66,6 +67,12 @@ def share_of(value: float | None, n: int) -> str:
     return "-" if value is None else f"{share(value)} of {n}"
 
 
+def rollouts_of(plan: StepSettings, held_out: int) -> int:
+    """Return the number of rollouts of a run, with those of its evaluations."""
+    evaluations = 2 + ((plan.steps - 1) // plan.eval_every if plan.eval_every else 0)
+    return evaluations * held_out + plan.steps * plan.groups * plan.rollouts
+
+
 class Display:
     """Takes the events of the training loop and shows them.
 
@@ -98,13 +105,24 @@ class Display:
             self._looking.join(LOOK_S)
         self._bar.stop()
 
-    def resumed(self, rollouts_done: int) -> None:
-        """Count the rollouts of the earlier part of the run as done; the time estimate uses only the new ones."""
-        self._done = self._done_before = rollouts_done
-
-    def rollouts_started(self, phase: str, total: int) -> None:
-        self._rewards.clear()
-        self._bar.reset(self._task, description=phase, total=total)
+    def observe(self, event: str, facts: dict[str, Any]) -> None:
+        """Show an event of the training loop."""
+        match event:
+            case "begins":  # the time estimate uses only the rollouts that are new in a resumed run
+                self._done = self._done_before = facts["rollouts_done"]
+            case "rollouts_started":
+                self._rewards.clear()
+                self._bar.reset(self._task, description=facts["phase"], total=facts["total"])
+            case "rollout":
+                rollout = facts["rollout"]
+                tokens = rollout.trajectory.report.sampled_tokens if rollout.trajectory is not None else 0
+                failed = rollout.cause in (Cause.AGENT, Cause.INFRASTRUCTURE)
+                failure = Failure.of(rollout.outcome, rollout.reason, rollout.traceback) if failed else None
+                self.rollout(rollout.cause, rollout.score, tokens, failure)
+            case "step":
+                self.step(facts)
+            case "evaluated":
+                self.evaluated(facts)
 
     def rollout(self, cause: str | None, score: float | None, tokens: int, failure: Failure | None = None) -> None:
         """Count a rollout that has ended. ``failure`` is the reason if the agent or the infrastructure failed."""

@@ -13,11 +13,8 @@ from ...contract import Cause
 from ...runs import Query, RunReader, diagnose
 from ...runs.diagnosis import Finding
 from ...runs.folder import ROLLOUTS, SUMMARY, append_event, read_metrics
-from ...runs.schema import shape_of
 from ...stats.differences import change_of
-from ..output.failures import Failure, explain
 
-BLAMED = (Cause.AGENT, Cause.INFRASTRUCTURE)
 # Held-out numbers as (name in a summary, name in an event, default): the mean over all inputs, with failures of agent and policy
 # as 0, its 95 % interval, the mean over those that ended ok, and the number of rollouts.
 HELD_OUT = (
@@ -106,18 +103,3 @@ class Report:
         """Return why the run does not learn. Raises: ConfigError when its rollouts cannot be read."""
         with RunReader(self.run_dir) as run:
             return diagnose(run)
-
-    def failures(self) -> str | None:
-        """Return the most frequent error of agent or infrastructure, with its line; None if there was none."""
-        with RunReader(self.run_dir) as run:
-            total = run.count()
-            rows = [row for cause in BLAMED for row in run.rollouts(Query(outcome=f"cause:{cause}"), limit=total)]
-            if not rows:
-                return None
-            kinds = [shape_of(row["error"]) for row in rows]
-            [(most, _)] = Counter(kinds).most_common(1)
-            first = rows[kinds.index(most)]
-            detail = (run.rollout(first["id"]) or {}).get("detail") or {}
-        place = Failure.of(first["outcome"], first["error"], detail.get("traceback")).place
-        failures = [Failure.of(row["outcome"], row["error"], None) for row in rows]
-        return explain(failures, total) + (f"\n    {place}" if place else "")

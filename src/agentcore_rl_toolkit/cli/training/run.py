@@ -15,10 +15,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ...backends.scorer import scorer_files
-from ...contract import Cause
 from ...errors import AgentCoreRLError
 from ..output.commands import nearby, program
-from ..output.failures import Failure
 from ..output.terminal import dialogue_lines, stdout_for_json, visible
 from ..servers.vllm import MODEL_ID
 from .stack import explain, running_or_own
@@ -148,35 +146,21 @@ def observed(
     settings: LocalRun, run_dir: Path, console: Console, *, held_out: int
 ) -> Iterator[tuple[Report, Observer]]:
     """Yield a receiver of a run's events, for the display, the files of its folder, and the trackers."""
-    from .display import Display
+    from .display import Display, rollouts_of
     from .report import Report
     from .trackers import tracked
 
-    report, plan = Report(run_dir), settings.step
-    evaluations = 2 + ((plan.steps - 1) // plan.eval_every if plan.eval_every else 0)
-    total = evaluations * held_out + plan.steps * plan.groups * plan.rollouts
+    report = Report(run_dir)
 
     def observe(event: str, facts: dict[str, Any]) -> None:
-        match event:
-            case "rollouts_started":
-                display.rollouts_started(facts["phase"], facts["total"])
-            case "rollout":
-                rollout = facts["rollout"]
-                tokens = rollout.trajectory.report.sampled_tokens if rollout.trajectory is not None else 0
-                failed = rollout.cause in (Cause.AGENT, Cause.INFRASTRUCTURE)
-                failure = Failure.of(rollout.outcome, rollout.reason, rollout.traceback) if failed else None
-                display.rollout(rollout.cause, rollout.score, tokens, failure)
-            case "step" | "evaluated":
-                report.add(event, facts)
-                track(event, facts)
-                show = display.step if event == "step" else display.evaluated
-                show(facts)
-            case "begins":
-                display.resumed(facts["rollouts_done"])
+        if event in ("step", "evaluated"):
+            report.add(event, facts)
+            track(event, facts)
+        display.observe(event, facts)
 
     with (
         tracked(settings.tracker, run_dir, settings.kept()) as track,
-        Display(console, total, report.findings) as display,
+        Display(console, rollouts_of(settings.step, held_out), report.findings) as display,
     ):
         yield report, observe
 
@@ -271,8 +255,5 @@ def print_end(console: Console, report: Report, summary: dict[str, Any]) -> None
         lines.insert(0, f"{taught}: in the others, all usable rollouts of each group had the same reward")
     if (summary.get("held_out_change") or {}).get("verdict") != "learned":
         lines[:0] = [f"! {visible(finding.text)}\n  {finding.advice}" for finding in report.findings()]
-    failed = report.failures()
-    if failed is not None:
-        lines.insert(0, visible(failed))
     for line in lines:
         console.print(line, highlight=False, markup=False, soft_wrap=True)

@@ -144,8 +144,8 @@ class Stack:
         return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
 
     @contextlib.contextmanager
-    def publish(self, folder: Path) -> Iterator[Path]:
-        """Let other commands find this stack until the block ends. Yield a file to `source` in a shell."""
+    def publish(self, folder: Path) -> Iterator[str]:
+        """Let other commands find this stack until the block ends. Yield the text of `up.env`, to `source` in a shell."""
         place = folder / FOLDER
         place.mkdir(mode=0o700, exist_ok=True)
         with _lock(place / "up.lock", "another `agentcore-rl up` runs in this folder: stop it, or use another folder"):
@@ -154,7 +154,7 @@ class Stack:
             for name, text in files.items():
                 write_private(place / name, text)
             try:
-                yield place / "up.env"
+                yield shell
             finally:
                 for name in files:
                     (place / name).unlink(missing_ok=True)
@@ -452,8 +452,3 @@ def scratch_folder(command: str) -> Iterator[Path]:
     except AgentCoreRLError as e:
         click.echo(visible(f"error: {explain(e, gone=scratch.name)}"), err=True)
         sys.exit(1)
-
-
-def describe(environment: Mapping[str, str]) -> str:
-    """Return export commands for another shell."""
-    return "\n".join(f"    export {name}={shlex.quote(value)}" for name, value in environment.items())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from ...errors import ConfigError
 from ..models import model_option
 from ..options import AGENT, AGENT_HELP, engine_option, session_arguments, with_agent_as_is, with_sessions
 from ..output.terminal import visible
-from .stack import FOLDER, FORCED_TOOLS, Stack, agent_file, describe, own, scratch_folder
+from .stack import FOLDER, FORCED_TOOLS, Stack, agent_file, own, scratch_folder
 
 
 @click.command()
@@ -58,26 +57,22 @@ def command(
     if Stack.running() is not None:
         raise ConfigError("another `agentcore-rl up` runs in this folder: stop it, or use another folder")
     (Path.cwd() / FOLDER).mkdir(mode=0o700, exist_ok=True)  # it exists before the sandbox, which hides its contents
-    try:
-        with (
-            scratch_folder("up") as scratch,
-            own(
-                file,
-                folder=scratch,
-                model=model,
-                engine=engine or "policy",
-                gateways=gateways,
-                forced_tools=forced_tools,
-                history=history,
-                **session_arguments(sessions, scorer_files(score)),
-                score=score,
-                report=lambda name, text: click.echo(visible(f"{name:<12}{text}")),
-            ) as stack,
-            stack.publish(Path.cwd()),
-        ):
-            click.echo(f"{'agent':<12}{stack.agent_arn}\n\nIn another shell of this folder:  source {FOLDER}/up.env")
-            click.echo(f"which is\n{describe(stack.environment())}\n\nCtrl-C stops everything.")
-            threading.Event().wait()  # a signal ends it
-    except KeyboardInterrupt:
-        click.echo("stopped", err=True)
-        sys.exit(130)
+    with (
+        scratch_folder("up") as scratch,
+        own(
+            file,
+            folder=scratch,
+            model=model,
+            engine=engine or "policy",
+            gateways=gateways,
+            forced_tools=forced_tools,
+            history=history,
+            **session_arguments(sessions, scorer_files(score)),
+            score=score,
+            report=lambda name, text: click.echo(visible(f"{name:<12}{text}")),
+        ) as stack,
+        stack.publish(Path.cwd()) as exports,
+    ):
+        click.echo(f"{'agent':<12}{stack.agent_arn}\n\nIn another shell of this folder:  source {FOLDER}/up.env")
+        click.echo(f"which is\n{exports}\nCtrl-C stops everything.")
+        threading.Event().wait()  # a signal ends it

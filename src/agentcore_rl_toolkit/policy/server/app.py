@@ -46,7 +46,6 @@ class Generate:
 
     token_ids: tuple[int, ...]
     sampling_params: Completions = field(default_factory=Completions)
-    stream: bool = False
 
 
 class Weights(msgspec.Struct):
@@ -74,7 +73,7 @@ def create_app(engine: Engine, *, admin_key: str | None = None) -> Starlette:
 
     async def generate(request: Request) -> Response:
         asked = _read(await request.body(), Generate)
-        return _sample(engine, asked.token_ids, asked.sampling_params, stream=asked.stream)
+        return _sample(engine, asked.token_ids, asked.sampling_params, stream=False)
 
     async def update_weights(request: Request) -> Response:
         _check_key(request, admin_key)
