@@ -20,11 +20,8 @@ from agentcore_rl_toolkit.backends.collection.groups import CollectedRollout, Re
 from agentcore_rl_toolkit.backends.collection.scored import with_score
 from agentcore_rl_toolkit.backends.collection.settings import CollectConfig
 from agentcore_rl_toolkit.backends.scorer import Scorer, checked_spec, scorer_at, scorer_files
-from agentcore_rl_toolkit.cli.training.kept_evaluation import finish
-from agentcore_rl_toolkit.client import BatchItem
-from agentcore_rl_toolkit.client.evaluation import score_of, summarize
 from agentcore_rl_toolkit.contract import Cause, Outcome, advise_on_calls
-from agentcore_rl_toolkit.errors import ConfigError, GatewayError
+from agentcore_rl_toolkit.errors import ConfigError
 
 ROW = {"prompt": "x", "_reference": "42"}
 RECORD = {"_answer": "it is 42", "_calls": {"gateway": 1, "elsewhere": {}}, "status_code": 200}
@@ -178,49 +175,6 @@ async def test_a_rollout_without_a_score_is_masked_and_has_the_scorer_as_its_cau
     assert "ZeroDivisionError" in str(done.reason)
     failed = rollout(outcome=Outcome.AGENT_ERROR, cause=Cause.POLICY, reward=0.0)
     assert await with_score(failed, ROW, scorer(lambda *given: 1 / 0)) is failed
-
-
-def test_an_evaluation_counts_failures_of_the_scorer_by_themselves() -> None:
-    def half(payload: Any, answer: Any, reference: Any, trajectory: Any) -> float:
-        return 1.0 if payload["n"] else 1 / 0
-
-    fetch = lambda session_id: SimpleNamespace(session_id="s", train=None, dialogue=MESSAGES, turns=[], errors=[])  # noqa: E731
-    items = [
-        BatchItem(success=True, outcome=Outcome.OK, result={**RECORD, "rewards": 0.5}, input_id=str(n), session_id="s")
-        for n in range(2)
-    ]
-    scored = [finish(item, {"n": n}, fetch, scorer(half))[0] for n, item in enumerate(items)]
-    assert [score_of(item) for item in scored] == [None, 1.0]
-    assert scored[1].result is not None
-    assert scored[1].result["rewards"] == {"reward": 1.0, "agent_reward": 0.5}
-    assert "return 1.0 if" in str(scored[0].traceback)
-    summary = summarize(scored, 1.0)
-    assert (summary.causes, summary.mean, summary.failures) == ({"scorer": 1}, 1.0, 1)
-
-
-@pytest.mark.parametrize("outcome", [Outcome.OK, Outcome.AGENT_ERROR])
-def test_an_evaluation_does_not_count_a_rollout_whose_last_model_call_failed(outcome: Outcome) -> None:
-    failed = {"status": "error", "http_status": 502, "message": "no engine", "started_s": 1.0}
-    fetch = lambda session_id: SimpleNamespace(session_id="s", train=None, dialogue=MESSAGES, turns=[], errors=[failed])  # noqa: E731
-    ok = outcome is Outcome.OK
-    about: dict[str, Any] = {"outcome": outcome, "input_id": "i", "session_id": "s", "result": {**RECORD, "rewards": 0}}
-    item = BatchItem(success=ok, cause=None if ok else Cause.AGENT, **about)
-    for given in (None, scorer(lambda *given: 0.0)):
-        done = finish(item, ROW, fetch, given)[0]
-        assert (score_of(done), done.outcome, done.cause) == (None, Outcome.LOST, Cause.INFRASTRUCTURE)
-        assert done.error == "its last model call failed: no engine"
-    assert finish(item, ROW, None)[0] is item
-
-
-def test_a_rollout_whose_messages_cannot_be_had_gets_no_score() -> None:
-    def gone(session_id: str) -> Any:
-        raise GatewayError("the gateway is gone")
-
-    item = BatchItem(success=True, outcome=Outcome.OK, result={**RECORD, "rewards": 0.5}, input_id="i", session_id="s")
-    done = finish(item, ROW, gone, scorer(lambda p, a, r, trajectory: len(trajectory)))[0]
-    assert (score_of(done), done.cause, done.error) == (None, Cause.INFRASTRUCTURE, "the gateway is gone")
-    assert done.result is not None
-    assert "rewards" not in done.result
 
 
 def test_calls_that_did_not_arrive_are_named_once_for_a_run() -> None:

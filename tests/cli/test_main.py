@@ -61,12 +61,6 @@ def test_a_missing_extra_is_answered_with_the_install_command(arguments: list[st
     assert "Traceback" not in done.stderr
 
 
-def test_a_command_that_is_misspelt_is_answered_with_the_one_that_was_meant() -> None:
-    done = CliRunner().invoke(cli, ["trian", "--agent", "agent.py"])
-    assert done.exit_code == 2
-    assert "No such command 'trian'. Did you mean 'train'?" in done.output
-
-
 def test_what_a_trainer_needs_is_importable_from_the_top() -> None:
     code = (
         "from agentcore_rl_toolkit import RolloutClient, Deadlines, GatewayClient, errors;"

@@ -71,7 +71,7 @@ def optimize(
     def run(decide: Any, *more: str, url: str | None = None) -> Any:
         with ScriptedModel(lambda messages, tools: answer(decide, messages, tools)) as model:
             at = ["--reflect-url", url or f"{model.url}/v1", "--reflect-model", "scripted"]
-            return command_line(*words.split(), *at, "--out", "run", "--set", "retries=0", *more)
+            return command_line(*words.split(), *at, "--out", "run", *more)
 
     return run
 

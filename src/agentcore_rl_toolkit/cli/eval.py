@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import itertools
 import json
 import os
@@ -14,18 +13,18 @@ import secrets
 import shlex
 import sys
 import time
-from collections import deque
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..backends.scorer import scorer_at, scorer_files
-from ..contract import REFERENCE_FIELD, Cause, advise_on_calls
-from ..errors import ConfigError, GatewayError, LocalRuntimeError
+from ..backends.scorer import scorer_files
+from ..contract import REFERENCE_FIELD, Cause, Outcome, advise_on_calls
+from ..errors import ConfigError, LocalRuntimeError
+from ..runs.folder import ROLLOUTS
 from ..store import parse_url
 from .agents.agentcore_project import deployed_arn
 from .models import WORDS, Model, model_option
@@ -48,19 +47,15 @@ from .output.failures import Failure, explain
 from .output.terminal import stdout_for_json, visible
 
 if TYPE_CHECKING:
-    from ..backends.collection.groups import CollectedRollout
     from ..backends.llm_judge import JudgeSettings
-    from ..client import BatchItem, RolloutClient
+    from ..client import BatchItem
     from ..client.evaluation import EvalRow
-    from ..client.settings import Prepare
-    from ..runs import RunWriter
-    from ..runs.in_flight import Seen
-    from .training.kept_evaluation import Fetch, Finished
+    from .evaluation import Opened
     from .training.stack import Stack
 
-SESSIONS_PER_CALL = 1000
 STORE_WITHIN_S = 15.0
 NO_MODEL = "none"
+MODEL = ("base_url", "model_id", "api_key")
 SECTIONS = {
     "Agent and model": "agent model base_url model_id sampling_params model_hosts policy_models",
     "Data": "data limit shuffle repeat for_training checks answer",
@@ -202,14 +197,13 @@ def _check_rewards(rows: list[EvalRow], options: dict[str, Any]) -> None:
         others = "".join(f", and does not go with --{name.removeprefix('as_').replace('_', '-')}" for name in given[:1])
         raise ConfigError(f"--check needs --agent FILE{others}")
     agent = agent_file(options["agent"])
-    scorer = None if options["score"] is None else scorer_at(options["score"])
     hidden = [options["data"], *scorer_files(options["score"])]
     with scratch_folder("check") as folder:
         passed = check_rewards(
             agent,
             rows,
-            field=options["answer"] or ("answer" if scorer is None else REFERENCE_FIELD),
-            scorer=scorer,
+            field=options["answer"] or ("answer" if options["score"] is None else REFERENCE_FIELD),
+            score=options["score"],
             folder=folder,
             concurrency=options["concurrency"],
             timeout_s=options["timeout"],
@@ -219,7 +213,7 @@ def _check_rewards(rows: list[EvalRow], options: dict[str, Any]) -> None:
         sys.exit(1)
 
 
-def experiment(options: dict[str, Any], kind: str = "eval", begun: str = "ledger.jsonl") -> tuple[str, Path]:
+def experiment(options: dict[str, Any], kind: str = "eval", begun: str = ROLLOUTS) -> tuple[str, Path]:
     """Return the name and folder of --out, or of a new folder, or with --resume of the last run that has the file ``begun``.
 
     Raises: ConfigError.
@@ -331,81 +325,73 @@ def _goes_on(exp_id: str, *, out_given: bool) -> str:
 
 
 def _evaluate(rows: list[EvalRow], exp_id: str, out: Path, options: dict[str, Any]) -> int:
+    from ..backends.collection.groups import CollectedRollout, Group, GroupRequest
     from ..client import BatchProgress
-    from ..client.evaluation import score_of, summarize, write_results
-    from .training.kept_evaluation import as_before, finish, finished_before, judge_items, row_of
+    from ..client.evaluation import mean_over_inputs, score_of, summarize, write_results
+    from .evaluation import collect, evaluation_config, item_of, items_before
 
-    names = ("base_url", "model_id", "api_key", "sampling_params")
-    overrides = {name: options[name] for name in names if options[name]}
-    total = len(rows) * options["repeat"]
-    scores: list[float] = []
+    repeat, places = options["repeat"], {row.input_id: place for place, row in enumerate(rows)}
+    total, phase = len(rows) * repeat, "train" if options["for_training"] else "eval"
     items: list[BatchItem] = []
-    finished: list[Finished] = []  # the judge reads them
-    judge = _judge(options)
-    phase = "train" if options["for_training"] else "eval"
-    cost: Mapping[str, float] = {}
-
-    def show(progress: BatchProgress) -> None:
-        mean = f", mean reward {sum(scores) / len(scores):.4f}" if scores else ""
-        live = sys.stderr.isatty()
-        if live or progress.done % max(1, total // 20) == 0 or progress.done == total:
-            click.echo(f"{progress}{mean}", err=True, nl=not live or progress.done == total)
-            if live and progress.done < total:
-                click.echo("\r\x1b[K", err=True, nl=False)
-
-    before = finished_before(out) if options["resume"] else {}
+    judged: Counter[str] = Counter()
     began_s = time.monotonic()
     with (
         stdout_for_json(options["as_json"]),
-        open_rollouts(options, exp_id, out, overrides, total) as opened,
+        open_rollouts(options, exp_id, out, total, retries=1) as opened,
     ):
-        run = opened.client.run_batch(
-            [row.payload for row in rows for _ in range(options["repeat"])],
-            options["concurrency"],
-            options["timeout"],
-            input_ids=[row.input_id for row in rows for _ in range(options["repeat"])],
-            retries=1,
-            prepare=opened.prepare,
-            resume=options["resume"],
-            ledger=out / "ledger.jsonl",
-            progress=show,
-            log_interval=0,
+        config = evaluation_config(
+            max_concurrent=options["concurrency"],
+            rollout_timeout_s=options["timeout"],
+            sampling_params=options["sampling_params"],
+            **dict(_judge(options) or ()),
+            score=options["score"] or opened.score,
         )
+        before = items_before(out, config) if options["resume"] else {}
+        opened.recording.run.forget(causes=(Cause.SCORER,))
+        for name, place in places.items():
+            before[name] = before.get(name, [])[:repeat]
+            items += [dataclasses.replace(item, index=place * repeat + k) for k, item in enumerate(before[name])]
+        hopeless = False  # the first rollouts show that the ARN, the bucket or the credentials are wrong
+
+        def requests() -> Iterator[GroupRequest]:
+            for row in rows:
+                if (n := repeat - len(before[row.input_id])) and not hopeless:
+                    yield GroupRequest(input_id=row.input_id, payload=row.payload, n=n)
+
+        def show(rollout: CollectedRollout) -> None:
+            nonlocal hopeless
+            index = places[rollout.input_id] * repeat + len(before[rollout.input_id]) + rollout.index
+            items.append(item_of(rollout, index, config))
+            outcomes, causes = (Counter(filter(None, map(attrgetter(name), items))) for name in ("outcome", "cause"))
+            hopeless = isinstance(rollout.error, ConfigError) and not outcomes[Outcome.OK]
+            progress = BatchProgress(
+                total=total,
+                done=len(items),
+                ok=outcomes[Outcome.OK],
+                running=min(options["concurrency"], total - len(items)),
+                elapsed_s=time.monotonic() - began_s,
+                outcomes=outcomes,
+                causes=causes,
+            )
+            mean = mean_over_inputs([[score] for item in items if (score := score_of(item)) is not None])
+            text = f"{progress}" + ("" if mean is None else f", mean reward {mean:.4f}")
+            live = sys.stderr.isatty()
+            if live or len(items) % max(1, total // 20) == 0 or len(items) == total:
+                click.echo(text, err=True, nl=not live or len(items) == total)
+                if live and len(items) < total:
+                    click.echo("\r\x1b[K", err=True, nl=False)
+
+        def add(_: int, group: Group) -> None:
+            judged.update(group.judge_usage)
+
         try:
-            payloads = {row.input_id: row.payload for row in rows}
-
-            def add(item: BatchItem, rollout: CollectedRollout | None = None) -> None:
-                items.append(item)
-                if rollout is not None:
-                    opened.kept.rollout(lambda: row_of(item, rollout, payloads[str(item.input_id)], phase))
-                    if judge is not None:
-                        finished.append((item, rollout))
-                score = score_of(item)
-                if score is not None and judge is None:
-                    scores.append(score)
-
-            spec = options["score"] or opened.score
-            scorer = None if spec is None else scorer_at(spec)
-            with contextlib.ExitStack() as exits:
-                pool = ThreadPoolExecutor(options["concurrency"], thread_name_prefix="score")
-                exits.callback(pool.shutdown, cancel_futures=True)  # those that have begun end after Ctrl-C
-                scoring: deque[Future[Finished]] = deque()
-                for item in run:
-                    if item.session_id in before:
-                        add(as_before(item, before[item.session_id]))
-                        continue
-                    scoring.append(pool.submit(finish, item, payloads[str(item.input_id)], opened.fetch, scorer))
-                    while scoring and scoring[0].done():
-                        add(*scoring.popleft().result())
-                while scoring:
-                    add(*scoring.popleft().result())
-            if judge is not None:
-                items, cost = judge_items(opened.kept, finished, payloads, judge, phase)
+            shared: dict[str, Any] = {"client": opened.client, "gateway": opened.gateway, "on_rollout": show}
+            collect(requests(), add, config=config, recording=opened.recording.at(phase), **shared)
         finally:  # also after Ctrl-C: finished rollouts are kept, and --resume runs the rest
-            summary = summarize(items, time.monotonic() - began_s, cost)
+            summary = summarize(items, time.monotonic() - began_s, judged)
             if items:  # a refused --resume has none, and keeps the results of the run
                 write_results(out, items, summary)
-                opened.kept.event("evaluated", dataclasses.asdict(summary))
+                opened.recording.run.event("evaluated", dataclasses.asdict(summary))
     advice = advise_on_calls(item.result for item in items)
     if advice:
         click.echo(visible(f"error: {advice}"), err=True)
@@ -419,39 +405,26 @@ def _evaluate(rows: list[EvalRow], exp_id: str, out: Path, options: dict[str, An
     return summary.failures or len(advice)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Opened:
-    """The parts that rollouts of a data set need: the client, the run's writer, and the scorer of `agentcore-rl up`.
-
-    ``prepare`` opens the session of a rollout at the gateway, and ``fetch`` returns its calls. None for an agent with another
-    model than the stack's.
-    """
-
-    client: RolloutClient
-    kept: RunWriter
-    score: str | None
-    prepare: Prepare | None
-    fetch: Fetch | None
-
-
 @contextlib.contextmanager
 def open_rollouts(
-    options: dict[str, Any], exp_id: str, out: Path, overrides: dict[str, Any], rollouts: int
+    options: dict[str, Any], exp_id: str, out: Path, rollouts: int, *, retries: int = 0
 ) -> Iterator[Opened]:
     """Check what the rollouts need, and open it. Raises: ConfigError.
 
+    ``retries`` follow failures of the infrastructure, for agents without a gateway.
     Exit with a message when the services fail. Ctrl-C exits with the command that continues.
     """
+    from ..backends.collection.recording import open_recording
     from ..client import RolloutClient
     from ..deploy.quotas import before_a_run
-    from ..runs import RunWriter, TokenTexts
-    from ..runs.in_flight import in_flight
-    from ..runs.spans import SpanSender
+    from ..gateway import GatewayClient
+    from .evaluation import Opened
+    from .servers.vllm import MODEL_ID
     from .training.services import ServiceError
     from .training.stack import explain
 
     try:
-        with _stack(options, out) as stack, contextlib.ExitStack() as late, contextlib.ExitStack() as exits:
+        with _stack(options, out) as stack, contextlib.ExitStack() as exits:
             arn, bucket, url = options["agent"], options["bucket"], None
             if stack is not None:
                 arn, bucket, url = stack.agent_arn, bucket or stack.store, stack.runtime_url
@@ -462,18 +435,17 @@ def open_rollouts(
                 found = before_a_run(arn, rollouts=rollouts)
                 if found is not None:
                     click.echo(found, err=True)
-            prepare, fetch, sessions, texts = None, None, None, None
+            gateway = None
+            given: dict[str, Any] = {name: options[name] for name in MODEL if options[name]} | {"retries": retries}
             if stack is not None and not _other_model(options):
-                opening = _gateway_of(stack, overrides.get("sampling_params"))
-                prepare, fetch, sessions = exits.enter_context(opening)
-                texts = TokenTexts(stack.tokenizer)
-            kept = exits.enter_context(RunWriter(out, texts=texts, spans=SpanSender.from_env()))
+                client = GatewayClient(stack.gateway_url, admin_key=stack.gateway_admin_key)
+                gateway, given = exits.enter_context(client), {"model_id": MODEL_ID}
+            tokenizer = None if gateway is None or stack is None else stack.tokenizer
+            recording = exits.enter_context(open_recording(out, {}, tokenizer=tokenizer))
             tps = 25.0 if stack is None else 500.0
-            client = RolloutClient(arn, bucket, exp_id, tps_limit=tps, endpoint_url=url, **overrides)
-            exits.enter_context(client)
-            late.enter_context(in_flight(out, client.flights, sessions, runtime_url=client.endpoint_url))
+            agents = exits.enter_context(RolloutClient(arn, bucket, exp_id, tps_limit=tps, endpoint_url=url, **given))
             score = None if stack is None else stack.score
-            yield Opened(client=client, kept=kept, score=score, prepare=prepare, fetch=fetch)
+            yield Opened(client=agents, gateway=gateway, recording=recording, score=score)
     except KeyboardInterrupt:
         go_on = _goes_on(exp_id, out_given=options["out"] is not None)
         click.echo(f"\nstopped; finished rollouts are in {nearby(out)}. To continue:\n    {go_on}", err=True)
@@ -516,31 +488,6 @@ def _stack(options: dict[str, Any], out: Path) -> Iterator[Stack | None]:
     sessions = {name: options.get(name, ()) for name in OF_SESSIONS}
     with running_or_own(file, folder=out, sessions=sessions, hidden=hidden, **wanted) as stack:
         yield stack
-
-
-@contextlib.contextmanager
-def _gateway_of(stack: Stack, sampling_params: Any) -> Iterator[tuple[Prepare, Fetch, Seen]]:
-    """Yield functions that open each rollout's session at the stack's gateway, fetch its calls, and list what runs."""
-    from ..gateway import GatewayClient
-    from .servers.vllm import MODEL_ID
-
-    made: list[str] = []
-    with GatewayClient(stack.gateway_url, admin_key=stack.gateway_admin_key) as gateway:
-
-        async def prepare(session_id: str, attempt: int) -> dict[str, Any]:
-            made.append(session_id)
-            [session] = await gateway.create_sessions_async(
-                [session_id], model_id=MODEL_ID, sampling_params=sampling_params
-            )
-            return {"base_url": session.base_url, "api_key": session.api_key, "model_id": MODEL_ID}
-
-        try:
-            fetch = lambda session_id: gateway.fetch([session_id]).get(session_id)  # noqa: E731
-            yield prepare, fetch, functools.partial(gateway.sessions, running=True)
-        finally:
-            with contextlib.suppress(GatewayError):  # it may have ended, and its store with it
-                for at in range(0, len(made), SESSIONS_PER_CALL):
-                    gateway.delete(made[at : at + SESSIONS_PER_CALL])
 
 
 def most_frequent(items: Sequence[BatchItem]) -> str:

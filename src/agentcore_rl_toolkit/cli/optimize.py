@@ -13,11 +13,13 @@ from typing import Any
 
 import click
 
+from ..backends.collection.groups import Group, GroupRequest
+from ..backends.collection.groups import summarize as summarize_groups
 from ..backends.collection.recording import input_key
 from ..backends.gepa.adapter import Scored, search
 from ..backends.gepa.reflection import Reflection
 from ..backends.gepa.settings import SearchSettings
-from ..backends.llm_judge import cut, dialogue_of, transcript
+from ..backends.llm_judge import JudgeSettings, cut, dialogue_of, transcript
 from ..client import BatchItem
 from ..client.evaluation import EvalRow, read_rows, score_of, summarize
 from ..contract import INFO_FIELD, TEXTS_FIELD, redact
@@ -25,11 +27,11 @@ from ..errors import ConfigError, RolloutError
 from ..runs import locked, read_config, write_config
 from ..runs.folder import read_metrics
 from ..stats.differences import change_of
-from .eval import Opened, check_options, experiment, most_frequent, open_rollouts, with_agent
+from .eval import check_options, experiment, most_frequent, open_rollouts, with_agent
+from .evaluation import Opened, collect, evaluation_config, item_of
 from .options import from_environment, settings_of, settings_option
 from .output.commands import nearby
 from .output.terminal import visible
-from .training.kept_evaluation import finish, judge_items, row_of
 
 FILE = "rollout_texts.json"
 SHOWN = 4000  # characters of a payload, a dialogue or a result that the reflection model sees
@@ -61,7 +63,7 @@ def command(words: tuple[str, ...], **options: Any) -> None:
     OUT/rollout_texts.json. Put this file next to the code of the agent. The command prints the reward on --eval-data before and
     after, with 95 % intervals, and OUT/summary.json contains it.
 
-    Settings of --set: batch, perfect, concurrency, retries, timeout_s, sampling_params, seed, max_usd, usd_per_rollout,
+    Settings of --set: batch, perfect, concurrency, timeout_s, sampling_params, seed, max_usd, usd_per_rollout,
     usd_per_million_input, usd_per_million_output.
 
     \b
@@ -69,7 +71,7 @@ def command(words: tuple[str, ...], **options: Any) -> None:
         agentcore-rl optimize --agent ARN --bucket NAME --data train.jsonl --eval-data eval.jsonl
             --reflect-url https://HOST/v1 --reflect-model NAME
     """
-    options |= {"base_url": None, "sampling_params": None, "readable": (), "writable": ()}
+    options |= {"base_url": None, "model_id": None, "api_key": None, "readable": (), "writable": ()}
     budget = () if options["max_rollouts"] is None else (f"max_rollouts={options['max_rollouts']}",)
     settings = settings_of((*words, *budget), SearchSettings)
     rows, held_out = read_rows(options["data"]), read_rows(options["eval_data"])
@@ -94,11 +96,7 @@ def command(words: tuple[str, ...], **options: Any) -> None:
     write_config(out, config)
     if read_config(out).get("rows") != used:
         raise ConfigError(f"{nearby(out)} is a run with other rows, texts or another seed: choose another --out")
-    given = {} if settings.sampling_params is None else {"sampling_params": dict(settings.sampling_params)}
-    with (
-        locked(out),
-        open_rollouts(options, exp_id, out, given, settings.max_rollouts) as opened,
-    ):
+    with locked(out), open_rollouts(options, exp_id, out, settings.max_rollouts) as opened:
         facts = _Optimisation(opened, out, settings, options).run(learned, compared, held_out)
     (out / "summary.json").write_text(json.dumps(facts, indent=2) + "\n")
     click.echo(visible(_report(facts)))
@@ -118,7 +116,7 @@ class _Optimisation:
 
     def run(self, learned: list[EvalRow], compared: list[EvalRow], held_out: list[EvalRow]) -> dict[str, Any]:
         """Search for better texts, and return the facts. Raises: ConfigError, RolloutError, TrainingServiceError."""
-        kept, options = self._opened.kept, self._options
+        kept, options = self._opened.recording.run, self._options
         url, model, key = options["reflect_url"], options["reflect_model"], options["reflect_key"]
         reflection = Reflection(url, model, key, spent=self._count)
         before = next((event for event in self._events if event["event"] == "before"), None)
@@ -155,7 +153,7 @@ class _Optimisation:
     def _count(self, **cost: float) -> None:
         for name, value in cost.items():
             self._spent[name] += value
-        self._opened.kept.event("spent", cost)
+        self._opened.recording.run.event("spent", cost)
 
     def _texts_read(self, row: EvalRow) -> dict[str, str]:
         """Return the texts that the agent reads, by name. Raises: ConfigError if it reads none, or not each of --text."""
@@ -176,13 +174,13 @@ class _Optimisation:
         summary = summarize([r.item for r in results], time.monotonic() - began_s)
         click.echo(visible(f"{phase}: {summary}"), err=True)
         facts = {"texts": texts, "scores": [r.score for r in results], "summary": dataclasses.asdict(summary)}
-        self._opened.kept.event(phase, facts)
+        self._opened.recording.run.event(phase, facts)
         return facts
 
     def _search_step(self, rows: Sequence[EvalRow], texts: Mapping[str, str]) -> list[Scored]:
         results = self._evaluate(rows, texts, "train", self._steps)
         each = [(row.input_id, r.score) for row, r in zip(rows, results, strict=True)]
-        self._opened.kept.event("tried", {"step": self._steps, "texts": texts, "scores": each})
+        self._opened.recording.run.event("tried", {"step": self._steps, "texts": texts, "scores": each})
         self._steps += 1
         mean = statistics.fmean(r.score for r in results if r.score is not None)
         click.echo(f"{self._spent['rollouts']} rollouts: mean reward {mean:.4f} of {len(rows)} rows", err=True)
@@ -193,26 +191,23 @@ class _Optimisation:
     ) -> list[Scored]:
         """Run rows with texts. Raises: RolloutError when most rollouts have no score."""
         opened, settings = self._opened, self._settings
-        items = opened.client.map(
-            [row.payload for row in rows],
-            settings.concurrency,
-            timeout=settings.timeout_s,
-            input_ids=[row.input_id for row in rows],
-            overrides=[{TEXTS_FIELD: dict(texts)}] * len(rows),
-            retries=settings.retries,
-            prepare=opened.prepare,
-            log_interval=0,
+        config = evaluation_config(
+            max_concurrent=settings.concurrency,
+            rollout_timeout_s=settings.timeout_s,
+            sampling_params=settings.sampling_params,
+            **{name: getattr(settings, name) for name in JudgeSettings.model_fields},
         )
-        self._count(rollouts=sum(item.attempt for item in items))
-        finished = [finish(item, row.payload, opened.fetch) for row, item in zip(rows, items, strict=True)]
-        for row, (item, rollout) in zip(rows, finished, strict=True):
-            opened.kept.rollout(row_of(item, rollout, row.payload, phase, step))
-        items = [item for item, _ in finished]
-        if settings.judge is not None:
-            payloads = {row.input_id: row.payload for row in rows}
-            items, cost = judge_items(opened.kept, finished, payloads, settings, phase, step)
-            self._count(judge_calls=cost.get("calls", 0), judge_usd=cost.get("cost", 0))
-        dialogues = [getattr(rollout.capture, "dialogue", None) for _, rollout in finished]
+        overrides = {TEXTS_FIELD: dict(texts)}
+        requests = [GroupRequest(input_id=row.input_id, payload=row.payload, overrides=overrides) for row in rows]
+        found: dict[int, Group] = {}
+        shared: dict[str, Any] = {"client": opened.client, "gateway": opened.gateway}
+        collect(requests, found.__setitem__, config=config, recording=opened.recording.at(phase, step), **shared)
+        groups = [found[place] for place in range(len(rows))]
+        cost = summarize_groups(groups).judge
+        self._count(rollouts=len(rows), judge_calls=cost.get("calls", 0), judge_usd=cost.get("cost", 0))
+        rollouts = [group.rollouts[0] for group in groups]
+        items = [item_of(rollout, place, config) for place, rollout in enumerate(rollouts)]
+        dialogues = [getattr(rollout.capture, "dialogue", None) for rollout in rollouts]
         results = [_scored(row, i, dialogue) for row, i, dialogue in zip(rows, items, dialogues, strict=True)]
         if 2 * sum(r.score is None for r in results) > len(results):
             raise RolloutError(f"no score for most of {len(rows)} rollouts; --resume continues. {most_frequent(items)}")

@@ -87,15 +87,22 @@ class RunWriter(contextlib.AbstractContextManager["RunWriter"]):
         known = {name: value for name, value in columns.items() if value is not None}
         self._put(lambda tables: tables.annotate(session_id, known, sequences or {}))
 
-    def forget(self, *, from_step: int, phases: Sequence[str] = (), evaluations_from: int | None = None) -> None:
+    def forget(
+        self,
+        *,
+        from_step: int | None = None,
+        phases: Sequence[str] = (),
+        causes: Sequence[str] = (),
+        evaluations_from: int | None = None,
+    ) -> None:
         """Remove the rows that a resumed run is going to repeat.
 
-        These are steps from ``from_step`` on, all of these phases, and evaluations at ``evaluations_from`` or later.
+        These are steps from ``from_step`` on, all of these phases and causes, and evaluations at ``evaluations_from`` or later.
         """
         # A comparison with NULL holds for no row.
-        steps = "(phase = 'train' AND step >= ?) OR (phase = 'eval' AND step >= ?)"
-        which = f"{steps} OR phase IN ({','.join('?' * len(phases))})"
-        self._put(lambda tables: tables.remove(which, (from_step, evaluations_from, *phases)))
+        which = "(phase = 'train' AND step >= ?) OR (phase = 'eval' AND step >= ?)"
+        which += "".join(f" OR {n} IN ({','.join('?' * len(v))})" for n, v in (("phase", phases), ("cause", causes)))
+        self._put(lambda tables: tables.remove(which, (from_step, evaluations_from, *phases, *causes)))
 
     def event(self, event: str, facts: Mapping[str, Any]) -> None:
         """Append one line to `metrics.jsonl`, at once."""

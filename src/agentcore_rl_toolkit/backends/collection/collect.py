@@ -288,7 +288,8 @@ class _Collection:
             except RolloutError as e:
                 return _failed(rollout, e)
             except Exception as e:  # a failed rollout becomes data; the exception object is kept
-                log.warning("rollout %s failed: %s: %s", rollout.session_id, type(e).__name__, e)
+                if not isinstance(e, AgentCoreRLError):
+                    log.warning("rollout %s failed: %s: %s", rollout.session_id, type(e).__name__, e)
                 error = RolloutLostError(f"{type(e).__name__}: {e}")
                 error.__cause__ = e
                 return _failed(rollout, error)

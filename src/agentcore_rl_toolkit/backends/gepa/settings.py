@@ -7,23 +7,21 @@ from typing import Any
 
 from ...errors import ConfigError
 from ..llm_judge import JudgeSettings
-from ..settings import Count, Least0, NotNegative, Positive
+from ..settings import Count, NotNegative, Positive
 
 
 class SearchSettings(JudgeSettings):
     """Settings of `agentcore-rl optimize`, by `--set NAME=VALUE`.
 
-    ``max_rollouts`` counts all rollouts, with their further attempts. ``batch`` rows show a text's failures to the reflection
-    model, and are the first test of a proposed text. The search ends when the mean reward of a text is ``perfect``. ``retries``
-    follow failures of the infrastructure. ``max_usd`` is a budget in the prices below it and `judge_price`. A judge's scores are
-    rewards, and the reflection model sees its reasons.
+    ``max_rollouts`` counts all rollouts. ``batch`` rows show a text's failures to the reflection model, and are the first test of
+    a proposed text. The search ends when the mean reward of a text is ``perfect``. ``max_usd`` is a budget in the prices below it
+    and `judge_price`. A judge's scores are rewards, and the reflection model sees its reasons.
     """
 
     max_rollouts: Count = 500
     batch: Count = 3
     perfect: float = 1.0
     concurrency: Count = 16
-    retries: Least0 = 2
     timeout_s: Positive = 900.0
     sampling_params: Mapping[str, Any] | None = None
     seed: int = 0

@@ -10,16 +10,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from ..._portal import Portal
-from ...client.evaluation import EvalRow, score_of
+from ...client.evaluation import EvalRow
 from ..output.terminal import visible
-
-if TYPE_CHECKING:
-    from ...backends.scorer import Scorer
 
 NOTHING, ANSWER = "nothing", "answer"  # parts of the scripted models' names: nothing-0, answer-0, nothing-1, ...
 LISTED = 5
@@ -33,22 +30,24 @@ def check_rewards(
     folder: Path,
     concurrency: int,
     timeout_s: float,
-    scorer: Scorer | None = None,
+    score: str | None = None,
     **services: Any,
 ) -> bool:
     """Run both passes and print what they found. Returns True if no row rewards an empty text.
 
-    ``field`` of a row is its known answer. ``scorer`` scores rollouts in place of the agent.
+    ``field`` of a row is its known answer. ``score`` names a scorer, which replaces the agent's rewards.
     ``services`` are arguments of `training.stack.start`. Raises: ConfigError.
     """
+    from ...backends.collection.groups import Group, GroupRequest
     from ...client import RolloutClient
     from ...gateway import GatewayClient
-    from ..training.kept_evaluation import finish
+    from ..evaluation import collect, evaluation_config
     from ..training.stack import Upstream, own
 
     known = [row for row in rows if row.payload.get(field) is not None]
     texts = {f"{ANSWER}-{i}": str(row.payload[field]) for i, row in enumerate(known)}
     asked: set[str] = set()
+    config = evaluation_config(max_concurrent=concurrency, rollout_timeout_s=timeout_s, score=score)
     with (
         _scripted(texts, asked) as url,
         own(agent, folder=folder, upstream=Upstream(url=url, engine="openai", relayed=True), **services) as stack,
@@ -56,22 +55,15 @@ def check_rewards(
         GatewayClient(stack.gateway_url, admin_key=stack.gateway_admin_key) as gateway,
     ):
 
-        async def prepare(session_id: str, attempt: int) -> dict[str, Any]:
-            [session] = await gateway.create_sessions_async([session_id])
-            return {"base_url": session.base_url, "api_key": session.api_key}
-
         def scores(policy: str, rows: Sequence[EvalRow]) -> list[tuple[str, float | None]]:
-            items = client.map(
-                [row.payload for row in rows],
-                concurrency,
-                timeout=timeout_s,
-                input_ids=[f"{policy}-{row.input_id}" for row in rows],
-                overrides=[{"model_id": f"{policy}-{i}"} for i in range(len(rows))],
-                prepare=prepare,
-                log_interval=0,
+            models = [{"model_id": f"{policy}-{i}"} for i in range(len(rows))]
+            found: dict[int, Group] = {}
+            requests = (
+                GroupRequest(input_id=row.input_id, payload=row.payload, overrides=model)
+                for row, model in zip(rows, models, strict=True)
             )
-            scored = [finish(item, row.payload, None, scorer)[0] for row, item in zip(rows, items, strict=True)]
-            return [(row.input_id, score_of(item)) for row, item in zip(rows, scored, strict=True)]
+            collect(requests, found.__setitem__, config=config, client=client, gateway=gateway)
+            return [(row.input_id, found[place].rollouts[0].score) for place, row in enumerate(rows)]
 
         idle = scores(NOTHING, rows)
         answered = scores(ANSWER, known) if known else []

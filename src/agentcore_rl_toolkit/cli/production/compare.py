@@ -150,7 +150,7 @@ def _evaluate(side: Side, options: Mapping[str, Any], inputs: int) -> None:
     if complete():
         return
     given = {p.name: options[p.name] for p in evaluate.params if p.name in options} | dict(side.options)
-    given |= {"out": side.folder, "resume": (side.folder / "ledger.jsonl").exists(), "as_json": False}
+    given |= {"out": side.folder, "resume": (side.folder / "rollouts.sqlite").exists(), "as_json": False}
     click.echo(visible(f"{side.folder.name.upper()}: {side.name}"), err=True)
     code, variables = 0, dict(os.environ)
     with Path(os.devnull).open("w") as nowhere, contextlib.redirect_stdout(nowhere):
