@@ -9,7 +9,7 @@ from typing import Any
 from agentcore_rl_toolkit.backends.collection.groups import Group, GroupRequest
 from agentcore_rl_toolkit.backends.collection.recording import open_recording
 from agentcore_rl_toolkit.backends.collection.settings import CollectConfig
-from agentcore_rl_toolkit.cli.evaluation import collect, evaluation_config, item_of, items_before
+from agentcore_rl_toolkit.cli.training.evaluation import collect, evaluation_config, item_of, items_before
 from agentcore_rl_toolkit.client import BatchItem
 from agentcore_rl_toolkit.client.evaluation import reward_of, score_of, summarize
 from agentcore_rl_toolkit.contract import Cause, Outcome

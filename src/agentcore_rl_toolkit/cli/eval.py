@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from ..backends.llm_judge import JudgeSettings
     from ..client import BatchItem
     from ..client.evaluation import EvalRow
-    from .evaluation import Opened
+    from .training.evaluation import Opened
     from .training.stack import Stack
 
 STORE_WITHIN_S = 15.0
@@ -328,7 +328,7 @@ def _evaluate(rows: list[EvalRow], exp_id: str, out: Path, options: dict[str, An
     from ..backends.collection.groups import CollectedRollout, Group, GroupRequest
     from ..client import BatchProgress
     from ..client.evaluation import mean_over_inputs, score_of, summarize, write_results
-    from .evaluation import collect, evaluation_config, item_of, items_before
+    from .training.evaluation import collect, evaluation_config, item_of, items_before
 
     repeat, places = options["repeat"], {row.input_id: place for place, row in enumerate(rows)}
     total, phase = len(rows) * repeat, "train" if options["for_training"] else "eval"
@@ -418,8 +418,8 @@ def open_rollouts(
     from ..client import RolloutClient
     from ..deploy.quotas import before_a_run
     from ..gateway import GatewayClient
-    from .evaluation import Opened
     from .servers.vllm import MODEL_ID
+    from .training.evaluation import Opened
     from .training.services import ServiceError
     from .training.stack import explain
 

@@ -28,10 +28,10 @@ from ..runs import locked, read_config, write_config
 from ..runs.folder import read_metrics
 from ..stats.differences import change_of
 from .eval import check_options, experiment, most_frequent, open_rollouts, with_agent
-from .evaluation import Opened, collect, evaluation_config, item_of
 from .options import from_environment, settings_of, settings_option
 from .output.commands import nearby
 from .output.terminal import visible
+from .training.evaluation import Opened, collect, evaluation_config, item_of
 
 FILE = "rollout_texts.json"
 SHOWN = 4000  # characters of a payload, a dialogue or a result that the reflection model sees

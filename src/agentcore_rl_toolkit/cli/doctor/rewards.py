@@ -41,7 +41,7 @@ def check_rewards(
     from ...backends.collection.groups import Group, GroupRequest
     from ...client import RolloutClient
     from ...gateway import GatewayClient
-    from ..evaluation import collect, evaluation_config
+    from ..training.evaluation import collect, evaluation_config
     from ..training.stack import Upstream, own
 
     known = [row for row in rows if row.payload.get(field) is not None]

@@ -9,24 +9,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..backends.collection.collect import collect_async
-from ..backends.collection.groups import CollectedRollout, Group, GroupRequest
-from ..backends.collection.recording import Recording
-from ..backends.collection.sessions import Places
-from ..backends.collection.settings import CollectConfig
-from ..client import BatchItem
-from ..contract import Cause, Outcome
-from ..runs import Query, RunReader
-from ..runs.folder import ROLLOUTS
+from ...backends.collection.collect import collect_async
+from ...backends.collection.groups import CollectedRollout, Group, GroupRequest
+from ...backends.collection.recording import Recording
+from ...backends.collection.sessions import Places
+from ...backends.collection.settings import CollectConfig
+from ...client import BatchItem
+from ...contract import Cause, Outcome
+from ...runs import Query, RunReader
+from ...runs.folder import ROLLOUTS
 
 if TYPE_CHECKING:
-    from ..client import RolloutClient
-    from ..gateway import GatewayClient
+    from ...client import RolloutClient
+    from ...gateway import GatewayClient
 
 
 @dataclass(frozen=True, kw_only=True)
 class Opened:
-    """What the rollouts of a data set need. ``score`` is the scorer of `agentcore-rl up`.
+    """The parts that rollouts of a data set need. ``score`` is the scorer of `agentcore-rl up`.
 
     ``gateway`` is None for an agent with another model than the stack's.
     """
