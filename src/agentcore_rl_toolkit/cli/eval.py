@@ -363,7 +363,7 @@ def _evaluate(rows: list[EvalRow], exp_id: str, out: Path, options: dict[str, An
             index = places[rollout.input_id] * repeat + len(before[rollout.input_id]) + rollout.index
             items.append(item_of(rollout, index, config))
             outcomes, causes = (Counter(filter(None, map(attrgetter(name), items))) for name in ("outcome", "cause"))
-            hopeless = isinstance(rollout.error, ConfigError) and not outcomes[Outcome.OK]
+            hopeless = isinstance(getattr(rollout.error, "__cause__", None), ConfigError) and not outcomes[Outcome.OK]
             progress = BatchProgress(
                 total=total,
                 done=len(items),

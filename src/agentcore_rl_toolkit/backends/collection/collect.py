@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from ...client.settings import Deadlines
 from ...contract import TRAIN_FIELD, Outcome, Stage, new_session_id
 from ...errors import (
+    AgentCoreRLError,
     ConfigError,
     GatewayError,
     RolloutCancelledError,
