@@ -242,10 +242,9 @@ class RolloutFuture:
     def _timed_out(self) -> RolloutTimeoutError:
         """Return the error of a deadline that passed in the current stage."""
         stage, trouble, timeout_s = self.stage.value, self.trouble, self.timeout_s
-        text = f"deadline {stage}_s={self._limit_s} passed"
         called_s = time.monotonic() - self.sent_s + 0.001  # a timer may be early by its resolution
-        if timeout_s is not None and called_s >= timeout_s:
-            text = f"Timeout after {timeout_s:g}s"
+        over = timeout_s is not None and called_s >= timeout_s
+        text = f"Timeout after {timeout_s:g}s" if over else f"deadline {stage}_s={self._limit_s} passed"
         why = "" if trouble is None else f"; the store could not be searched for its record: {trouble}"
         return RolloutTimeoutError(f"{text} (stage: {stage}, {self.stages[stage]:.1f} s in it){why}", stage=stage)
 

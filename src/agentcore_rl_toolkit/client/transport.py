@@ -69,22 +69,26 @@ class CallError(AgentCoreRLError):
 async def in_thread(function: Callable[..., Any], *args: Any) -> Any:
     """Run a blocking function on a daemon thread and await its result. Cancelling the wait does not stop the function.
 
-    `asyncio.to_thread` accepts no work once the process ends, which would lose the last stop requests.
+    `asyncio.to_thread` accepts no work once the process ends, which would lose the last stop requests. An asyncio future cannot
+    hold every exception, so errors come as values.
     """
-    done: concurrent.futures.Future[Any] = concurrent.futures.Future()
+    done: concurrent.futures.Future[tuple[Any, BaseException | None]] = concurrent.futures.Future()
     done.set_running_or_notify_cancel()
 
     def work() -> None:
         try:
-            done.set_result(function(*args))
+            done.set_result((function(*args), None))
         except BaseException as e:
-            done.set_exception(e)
+            done.set_result((None, e))
 
     try:
         threading.Thread(target=work, name="agentcore-rl-call", daemon=True).start()
     except RuntimeError:
         work()  # no new threads while the interpreter shuts down
-    return await asyncio.wrap_future(done)
+    result, error = await asyncio.wrap_future(done)
+    if error is not None:
+        raise error
+    return result
 
 
 async def within(call: Awaitable[T], limit_s: float) -> T:
