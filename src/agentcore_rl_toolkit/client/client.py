@@ -432,7 +432,8 @@ class RolloutClient:
         **options: Any,
     ) -> Rollout:
         """Make a rollout; ``options`` are other fields of it."""
-        _check_payload(payload)
+        if not isinstance(payload, Mapping):
+            raise ConfigError(f"a payload must be a mapping, got {type(payload).__name__}")
         if input_id is None or input_id == "":
             input_id = str(uuid.uuid4())
         check_id(input_id, "input_id")
@@ -500,8 +501,3 @@ def _for_the_agent(
                 f"there is no parameter {name!r}{meant}; what the agent receives goes into rollout_config={{{name!r}: ...}}"
             )
     return {**(rollout_config or {}), **by_name}
-
-
-def _check_payload(payload: Any) -> None:
-    if not isinstance(payload, Mapping):
-        raise ConfigError(f"a payload must be a mapping, got {type(payload).__name__}")
