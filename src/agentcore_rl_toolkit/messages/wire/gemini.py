@@ -16,7 +16,7 @@ from msgspec import Meta
 
 from ..errors import KINDS, RequestError, field_at_fault, unsupported
 from .anthropic import tool_input
-from .canonical import CONTENT_FILTER, LENGTH, ModelRequest, ToolCall, Usage, own_id
+from .canonical import CONTENT_FILTER, LENGTH, Delta, ModelRequest, ToolCall, Usage, own_id
 from .fields import Members, Refusal, convert, read_members, read_object, read_route
 from .history import (
     BlockHistory,
@@ -310,6 +310,9 @@ class Encoder(BlockEncoder):
 
     def start(self) -> bytes:
         return b""
+
+    def feed(self, delta: Delta) -> bytes:
+        return super().feed(delta) or (IDLE if delta.reasoning else b"")  # thinking that is left out shows life
 
     def ping(self) -> bytes:
         return IDLE
