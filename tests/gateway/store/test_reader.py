@@ -73,7 +73,7 @@ async def test_flipped_bytes_make_nothing_up_and_leave_what_lies_elsewhere(
     store, turns = written
     size, rng = (store / FILE).stat().st_size, random.Random(5)
     whole, least, refusals = 0, len(turns), []
-    for k in range(150):
+    for k in range(60):
         copy = tmp_path / f"d{k}"
         shutil.copytree(store, copy)
         with (copy / FILE).open("r+b") as file:
@@ -91,8 +91,8 @@ async def test_flipped_bytes_make_nothing_up_and_leave_what_lies_elsewhere(
             least = min(least, len(kept))
         shutil.rmtree(copy)
     assert least >= len(turns) - 6 * 3  # a page holds calls of few sessions
-    assert whole > 20  # free and unused bytes
-    assert len(refusals) < 50  # the tables' own first pages, in so small a file
+    assert whole > 8  # free and unused bytes
+    assert len(refusals) < 20  # the tables' own first pages, in so small a file
     assert all(FILE in each for each in refusals)
 
 
