@@ -86,4 +86,4 @@ async def test_a_mistake_far_back_is_named_by_its_place(engine: ScriptedEngine, 
             history = messages
         else:
             assert status == 400
-            assert "messages[4].role" in json.loads(reply)["error"]["message"]
+            assert "messages[4]: role" in json.loads(reply)["error"]["message"]
