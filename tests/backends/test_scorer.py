@@ -73,7 +73,7 @@ class Unshowable:
 
 
 @pytest.mark.parametrize(
-    "returned", [None, "1", math.nan, math.inf, {}, {"reward": None}, [1.0], np.ones(2), Unshowable()]
+    "returned", [None, "1", math.nan, math.inf, 10**400, {}, {"reward": None}, [1.0], np.ones(2), Unshowable()]
 )
 async def test_anything_else_is_the_scorers_failure(returned: Any) -> None:
     with pytest.raises(
@@ -113,6 +113,40 @@ async def test_a_scorer_that_hangs_ends_at_its_deadline(caplog: pytest.LogCaptur
     assert await scorer(fast).score(ROW, RECORD, [])  # the loop of the scorers has had its turn since
     gc.collect()
     assert "never retrieved" not in caplog.text
+
+
+async def test_a_scorer_whose_thread_or_number_fails_is_at_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken:
+        def __float__(self) -> float:
+            raise KeyError("no number")
+
+    def no_thread(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with pytest.raises(ScorerError, match="raised KeyError: 'no number'"):
+        await scorer(lambda *given: Broken()).score(ROW, RECORD, [])
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    with pytest.raises(ScorerError, match="raised RuntimeError: can't start new thread"):
+        await scorer(lambda *given: 1.0).score(ROW, RECORD, [])
+
+
+async def test_scorers_that_wait_for_one_that_blocks_their_loop_are_masked_at_their_deadlines() -> None:
+    ended = threading.Event()
+
+    async def block(*given: Any) -> Any:
+        ended.wait(60)
+
+    async def fast(*given: Any) -> Any:
+        return 1.0
+
+    waiting = [
+        with_score(rollout(reward=0.5), ROW, scorer(function, timeout_s=0.2)) for function in (block, fast, fast)
+    ]
+    for done in await asyncio.wait_for(asyncio.gather(*waiting), 10):
+        assert (done.reward, done.score, done.mask_reason, done.cause) == (None, None, "scorer", Cause.SCORER)
+        assert "took longer than 0.2 s" in str(done.reason)
+    ended.set()
+    assert await scorer(fast).score(ROW, RECORD, []) == {"reward": 1.0}
 
 
 async def test_a_scorer_that_changes_what_it_gets_changes_no_other_rollout() -> None:

@@ -61,15 +61,19 @@ class Scorer:
             except BaseException as e:  # a future cannot hold StopIteration, and SystemExit would end a loop
                 result.set_exception(self._failure(e))
 
-        threading.Thread(target=work, name="scorer", daemon=True).start()  # a thread cannot be ended
         try:
+            threading.Thread(target=work, name="scorer", daemon=True).start()  # a thread cannot be ended
             async with asyncio.timeout(self.timeout_s):
                 found = await asyncio.wrap_future(result)
                 if inspect.isawaitable(found):
                     found = await asyncio.wrap_future(_portal.submit(self._awaited(found)))
+            return self._checked(found)
+        except ScorerError:
+            raise
         except TimeoutError:
             raise ScorerError(f"the scorer {self.name} took longer than {self.timeout_s:g} s") from None
-        return self._checked(found)
+        except Exception as e:  # no thread can be started, or a number of the user's own class raises
+            raise self._failure(e) from e
 
     async def _awaited(self, awaitable: Awaitable[Any]) -> Any:
         try:
@@ -100,7 +104,7 @@ def _number(value: Any) -> float | None:
     """Convert a number, also of numpy and torch, to float. Anything else is None."""
     try:
         return None if isinstance(value, str | bytes) else float(value)
-    except (TypeError, ValueError, RuntimeError):  # more than one element
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # more than one element
         return None
 
 
