@@ -133,7 +133,7 @@ async def test_advantages_logprobs_and_entropy_of_slimes_trainer_are_in_the_run(
         assert [m["advantage"] for m in members] == pytest.approx(grpo(rewards))
 
 
-async def test_what_is_no_whole_file_of_the_step_is_left_out(run: Path) -> None:
+async def test_what_is_no_whole_file_of_the_step_is_left_out(run: Path, caplog: pytest.LogCaptureFixture) -> None:
     args = arguments(save_debug_train_data=trained.template(run), use_rollout_logprobs=True)
     samples, advantages = await handed_over(args, 0)
     recording = module.recording_of_process()
@@ -142,8 +142,9 @@ async def test_what_is_no_whole_file_of_the_step_is_left_out(run: Path) -> None:
     # Of several optimizer steps the later logprobs come after updates: they say nothing of sampler and trainer.
     torch.save(recorded_format(computed(samples, advantages, steps=2), rollout_id=0, writer_rank=0), path)
     whole = path.read_bytes()
-    path.write_bytes(whole[: len(whole) // 2])  # slime is writing it
-    assert trained.take(recording) == 0
+    for written in (0, 1, len(whole) // 2):  # slime is writing it
+        path.write_bytes(whole[:written])
+        assert trained.take(recording) == 0
     path.write_bytes(whole)
     assert trained.take(recording) == 1
     assert recording.run.flush()
@@ -151,6 +152,13 @@ async def test_what_is_no_whole_file_of_the_step_is_left_out(run: Path) -> None:
         found = [reader.rollout(row["id"]) or {} for row in reader.rollouts(Query(usable=True))]
     assert {row["gap_max"] for row in found} == {None}
     assert {row["entropy_mean"] for row in found} == {ENTROPY}
+
+    await handed_over(args, 1)
+    torch.save({"format_version": 3}, run / trained.FOLDER / "1.pt")
+    (run / trained.FOLDER / "2.json").mkdir()  # as on a full disk
+    await handed_over(args, 2)
+    assert "of step 1 are not kept: KeyError" in caplog.text
+    assert "of step 2 will not be kept" in caplog.text
 
 
 async def test_a_step_whose_logprobs_are_far_from_slimes_own_ends_the_run(run: Path) -> None:

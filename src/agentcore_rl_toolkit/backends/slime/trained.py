@@ -8,6 +8,8 @@ samples of a step as the rollout function returned them, forks flattened.
 from __future__ import annotations
 
 import json
+import logging
+import pickle
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,6 +19,8 @@ from ...runs import RunWriter
 from ...weights import check_arrived
 from ..collection.recording import Recording, gaps_of, of_sampled
 from .convert import NOTE
+
+log = logging.getLogger(__name__)
 
 FOLDER = "trained"  # under the run's folder, empty between steps
 
@@ -33,8 +37,11 @@ def expect(args: Any, recording: Recording, samples: Sequence[Any], step: int) -
     notes = [None if sample.remove_sample else (sample.metadata or {}).get(NOTE) for sample in samples]
     rows = [note and [note["session_id"], note["branch"]] for note in notes]
     trusted = bool(getattr(args, "use_rollout_logprobs", False))
-    (run / FOLDER).mkdir(parents=True, exist_ok=True)
-    (run / FOLDER / f"{step}.json").write_text(json.dumps({"trusts_sampler": trusted, "samples": rows}))
+    try:
+        (run / FOLDER).mkdir(parents=True, exist_ok=True)
+        (run / FOLDER / f"{step}.json").write_text(json.dumps({"trusts_sampler": trusted, "samples": rows}))
+    except OSError as e:  # training continues without its record
+        log.warning("slime's numbers of step %s will not be kept: %s", step, e)
     # Left by the run that this run resumes: slime continues with the next step.
     (run / FOLDER / f"{step}.pt").unlink(missing_ok=True)
 
@@ -49,7 +56,11 @@ def take(recording: Recording, max_mean_gap: float | None = None) -> int:
         written = listed.with_suffix(".pt")
         if not written.exists() or (found := _loaded(written)) is None:
             continue
-        gap = _add(recording, json.loads(listed.read_text()), found)
+        gap = (0.0, 0)
+        try:
+            gap = _add(recording, json.loads(listed.read_text()), found)
+        except Exception as e:  # training continues without its record
+            log.warning("slime's numbers of step %s are not kept: %s: %s", listed.stem, type(e).__name__, e)
         written.unlink()
         listed.unlink()
         check_arrived(*gap, int(listed.stem), max_mean_gap)
@@ -91,6 +102,6 @@ def _loaded(path: Path) -> Mapping[str, Any] | None:
 
     try:
         found: Mapping[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-    except (RuntimeError, OSError, EOFError):  # slime is writing it
+    except (RuntimeError, OSError, EOFError, pickle.UnpicklingError):  # slime is writing it
         return None
     return found
