@@ -337,11 +337,11 @@ class BrokenSession(ReplayGateway):
 
 async def test_a_session_that_cannot_be_read_costs_its_own_rollout_only() -> None:
     replay = Replay([good() for _ in range(8)])
-    (group,) = await collect_async(
-        [GroupRequest(input_id="a", payload={}, n=8)], client=replay.client, gateway=BrokenSession(replay)
-    )
-    assert [r.mask_reason for r in group.rollouts].count("no_tokens") == 1
-    assert len(group.usable) == 7
+    gateway = BrokenSession(replay)
+    (group,) = await collect_async([GroupRequest(input_id="a", payload={}, n=8)], client=replay.client, gateway=gateway)
+    (lost,) = [r for r in group.rollouts if not r.usable]
+    assert (lost.mask_reason, lost.cause, lost.score) == ("no_tokens", Cause.INFRASTRUCTURE, None)
+    assert list(replay.open_sessions) == [gateway.broken] == [lost.session_id]  # its calls are not deleted
 
 
 @pytest.mark.parametrize("hang", [False, True])

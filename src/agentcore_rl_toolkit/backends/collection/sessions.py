@@ -116,6 +116,7 @@ class Sessions:
         self._collections = 0
         self._makes: dict[str, _Joined[Any]] = {}  # keys are sampling parameters
         self._takes: dict[str | None, _Joined[_Taken]] = {}  # keys are gateways
+        self._unread: set[str] = set()  # sessions whose records could not be fetched, which stay at the gateway
         self._ended: dict[str, None] = {}  # sessions of ended rollouts, to be deleted
 
     @classmethod
@@ -205,11 +206,12 @@ class Sessions:
                 parts = session_ids[:middle], session_ids[middle:]
                 return {name: taken for part in parts for name, taken in (await self._fetch(url, part)).items()}
             self._warnings.warning("fetching %d trajectories failed: %s: %s", len(session_ids), type(e).__name__, e)
+            self._unread.update(session_ids)
             return dict.fromkeys(session_ids, (None, e))
 
     def end(self, session_ids: Iterable[str]) -> None:
-        """Mark the sessions of a collection as ended. They are deleted with those of others."""
-        self._ended |= dict.fromkeys(session_ids)
+        """Mark the sessions of a collection as ended. They are deleted with those of others, unless they are unread."""
+        self._ended |= dict.fromkeys(name for name in session_ids if name not in self._unread)
 
     async def _leave(self) -> None:
         """End a collection: delete ended sessions if they fill a call, and all with the last collection."""
