@@ -26,6 +26,13 @@ def test_our_keys_leave_verls_rollout_section_alone() -> None:
     assert "transfer_queue.enable=true" in theirs
 
 
+def test_a_list_on_the_command_line_is_a_list() -> None:
+    lists = [f"{PREFIX}gateway_url=['http://a:9090', http://b:9090]", f"{PREFIX}judge_price=[1,2.5]"]
+    config, _ = translate([*NEEDED, *lists], environ={})
+    assert config.gateway_url == ("http://a:9090", "http://b:9090")
+    assert config.judge_price == (1.0, 2.5)
+
+
 @pytest.mark.parametrize(
     ("arguments", "match"),
     [

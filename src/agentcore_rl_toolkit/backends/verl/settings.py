@@ -158,7 +158,7 @@ def translate(
         if name is None:
             theirs.append(argument)
         else:
-            ours[name] = None if value.lower() in ("null", "none", "") else value.strip("'\"")
+            ours[name] = _value(value)
     config = AgentCoreConfig.from_values(with_environment(ours, environ), where="agentcore")
     given = {a.lstrip("+~").partition("=")[0]: a.partition("=")[2] for a in theirs}
     for key, value, why in REQUIRED:
@@ -205,3 +205,10 @@ def plan(arguments: Sequence[str], agentcore: Mapping[str, Any] = MappingProxyTy
     # Never on the command line, where every user of the machine can read it.
     environment = {ADMIN_KEY: config.gateway_admin_key} if config.gateway_admin_key else {}
     return Plan(backend="verl", facts=facts, command=command, environment=environment, needs=needs)
+
+
+def _value(text: str) -> Any:
+    """Convert a hydra value of our settings: to None, a list of texts, or a text that the setting's type converts."""
+    if text.startswith("["):
+        return [part.strip(" '\"") for part in text.strip("[]").split(",")]
+    return None if text.lower() in ("null", "none", "") else text.strip("'\"")
