@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agentcore_rl_toolkit.backends.settings import hydra_value
-from agentcore_rl_toolkit.backends.verl.settings import PACKAGE, plan, translate
+from agentcore_rl_toolkit.backends.verl.settings import PACKAGE, plan, tokenizer_folder, translate
 from agentcore_rl_toolkit.errors import ConfigError
 
 PREFIX = "actor_rollout_ref.rollout.agentcore."
@@ -24,6 +25,17 @@ def test_our_keys_leave_verls_rollout_section_alone() -> None:
     manager = "+actor_rollout_ref.rollout.agent.agent_loop_manager_class"
     assert f"{manager}={PACKAGE}.manager.AgentCoreManager" in theirs
     assert "transfer_queue.enable=true" in theirs
+
+
+def test_the_tokenizer_of_a_model_on_the_hub_is_in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gateway, the check of a teacher, and the texts of a run's tokens read it."""
+
+    def fetched(name: str, *, allow_patterns: list[str], **_: Any) -> str:
+        assert (name, "*.json" in allow_patterns, "*.safetensors" in allow_patterns) == ("Qwen/Qwen3-4B", True, False)
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fetched)
+    assert tokenizer_folder("Qwen/Qwen3-4B") == tokenizer_folder(str(tmp_path)) == str(tmp_path)
 
 
 def test_a_list_on_the_command_line_is_a_list() -> None:

@@ -28,7 +28,7 @@ from .bridge import Bridge
 from .convert import to_verl
 from .dataset import PAYLOAD_KEY
 from .recording import TrainerNumbers
-from .settings import ESTIMATOR, AgentCoreConfig
+from .settings import ESTIMATOR, AgentCoreConfig, tokenizer_folder
 
 try:
     import torch
@@ -64,7 +64,8 @@ def open_service(agentcore: AgentCoreConfig, config: Any, llm_client: Any) -> tu
         return RolloutService.open(settings, list, engine="sglang"), None
     bridge = Bridge(llm_client, engine=str(rollout.name))
     window = rollout.get("max_model_len") or rollout.prompt_length + rollout.response_length
-    settings = settings.replace(gateway_model=agentcore.gateway_model or model, gateway_context_tokens=int(window))
+    folder = agentcore.gateway_model or tokenizer_folder(model)
+    settings = settings.replace(gateway_model=folder, gateway_context_tokens=int(window))
     return RolloutService.open(settings, lambda: [bridge.open()], engine="sglang", upstream_key=bridge.key), bridge
 
 

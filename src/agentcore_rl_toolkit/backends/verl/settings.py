@@ -138,6 +138,15 @@ class VerlConfig(SettingsGroup):
         return plan([*(f"{k}={hydra_value(v)}" for k, v in self.overrides.items()), *self.words], self.agentcore)
 
 
+def tokenizer_folder(model: str) -> str:
+    """Return a folder with the model's tokenizer and chat template. Those of a model on the hub are in its cache or fetched."""
+    if Path(model).is_dir():
+        return model
+    from huggingface_hub import snapshot_download
+
+    return snapshot_download(model, allow_patterns=["*.json", "*.jinja", "*.model", "*.txt"], ignore_patterns=["*/*"])
+
+
 def translate(
     arguments: Sequence[str],
     environ: Mapping[str, str] = os.environ,
