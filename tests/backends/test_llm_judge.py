@@ -261,6 +261,7 @@ async def test_a_url_that_refuses_masks_the_group(judge: Any) -> None:
         ({"judge": None}, "judge missing"),
         ({"judge_url": "localhost:80/v1"}, "judge_url must be an address"),
         ({"judge_url": "https://key@host/v1"}, "a key goes into AGENTCORE_RL_JUDGE_KEY"),
+        ({"judge_url": "https://host/v1?key=k"}, "a key goes into AGENTCORE_RL_JUDGE_KEY"),
         ({"credit": "turn"}, "a judge gives one reward per rollout"),
         ({"judge_weight": 0.0}, "judge_weight. must be greater than 0"),
         ({"judge_price": (1.0,)}, "judge_price must be two numbers"),

@@ -12,6 +12,7 @@ import asyncio
 import functools
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
@@ -66,7 +67,7 @@ class JudgeSettings(SettingsGroup):
             return
         if missing:
             raise ConfigError(f"{', '.join(missing)} missing: a judge needs {', '.join(named)}")
-        if not str(self.judge_url).startswith(("http://", "https://")) or "@" in str(self.judge_url):
+        if not re.fullmatch(r"https?://[^@?]+", str(self.judge_url)):
             raise ConfigError(f"judge_url must be an address such as https://host/v1; a key goes into {KEY}")
         if len(self.judge_price) not in (0, 2):
             raise ConfigError("judge_price must be two numbers: the prices of a million tokens read and written")
