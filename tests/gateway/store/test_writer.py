@@ -9,6 +9,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
@@ -187,16 +188,37 @@ async def test_calls_of_deleted_sessions_are_removed_also_after_a_kill(tmp_path:
         store = Store(tmp_path)
         store.start(asyncio.get_running_loop())
     assert len(store.removing) == 19
-    reading = store.read(lambda reader: map(reader.call, reader.numbers(sessions[1].number)))
-    assert await anext(reading)
-    store.tend()
-    assert len(store.removing) == 19  # removals wait for the reader
-    await reading.aclose()
     while store.removing:
         store.tend()
     assert len(store.reader.numbers(sessions[0].number)) == 20
     assert store.reader.query("SELECT count(*) FROM calls") == [(20,)]
     assert store.next_session > sessions[-1].number
+    await store.stop()
+
+
+async def test_removals_wait_for_the_fetches_that_began_before_the_deletion(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.start(asyncio.get_running_loop())
+    session = put(store, "s")
+    for k in range(20):
+        store.append(session, record(str(k), tokens=200_000))
+    await store.kept()
+
+    def fetch() -> AsyncGenerator[bytes, None]:
+        return store.read(lambda reader: map(reader.call, reader.numbers(session.number)))
+
+    earlier, later = fetch(), fetch()
+    assert await anext(earlier)
+    store.delete_session(session.number)
+    await store.kept()
+    assert await anext(later)
+    store.tend()
+    assert len(store.reader.numbers(session.number)) == 20
+    assert sum([len(piece) async for piece in earlier]) > 20_000_000
+    while store.removing:  # also while later fetches run
+        store.tend()
+    assert not store.reader.numbers(session.number)
+    await later.aclose()
     await store.stop()
 
 

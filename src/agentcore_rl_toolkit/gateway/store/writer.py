@@ -42,7 +42,7 @@ _REST_S = 0.02  # pause between attempts at a locked file
 _SLICE_S = 0.02  # time of `tend` for removals: the loop has other work
 _REMOVED_AT_ONCE = 8  # a call of some megabytes takes a millisecond
 _READ_BYTES = 2**20  # bytes that a thread reads at a time
-_FETCH_S = 600.0  # removals wait for a fetch for this long
+_FETCH_S = 600.0  # removals wait for the fetches that began before the deletion, for this long
 _PRIVATE = "agentcore-rl-calls-"  # a directory of a private store
 
 WAL_BYTES = 128 * 2**20  # a longer write-ahead log is moved into the file; four times as often costs a call 5%
@@ -51,7 +51,8 @@ WAL_BYTES = 128 * 2**20  # a longer write-ahead log is moved into the file; four
 class Store:
     """The store of one gateway. ``directory`` None: a private one, which `close` removes. ``reader`` belongs to the event loop.
 
-    ``failed`` is the reason why the disk refuses calls now. ``removing`` are deleted sessions with calls in the store.
+    ``failed`` is the reason why the disk refuses calls now. ``removing`` are deleted sessions with calls in the store, and
+    when they were deleted.
     Belongs to one event loop. Raises: ConfigError when another gateway has the directory, or it holds no usable store.
     """
 
@@ -70,7 +71,7 @@ class Store:
             self.reader = Reader(connect(self.path, read_only=True), self.path)
             self.for_threads = Reader(connect(self.path, read_only=True), self.path)
             deleted = self._database.execute("SELECT DISTINCT session FROM calls EXCEPT SELECT number FROM sessions")
-            self.removing = deque(number for (number,) in deleted)
+            self.removing = deque((number, 0.0) for (number,) in deleted)
             self.first_call = self.next_call = 1 + self._number("SELECT max(number) FROM calls")
             last = "SELECT max(number) FROM (SELECT number FROM sessions UNION SELECT max(session) FROM calls)"
             self.next_session = 1 + self._number(last)
@@ -81,7 +82,7 @@ class Store:
         self._writes: dict[tuple[str, Any], tuple[str, Row]] = {}  # all else, by table and key: the last one counts
         self._waiting: list[asyncio.Future[str | None]] = []  # resolved when all is committed or refused
         self._scheduled = False
-        self._reads: list[float] = []  # removals wait for each until this time
+        self._reads: list[float] = []  # when the running fetches began
         self._checkpoint: asyncio.Task[None] | None = None
         self._locked_since = 0.0
 
@@ -147,7 +148,8 @@ class Store:
             self._failed(calls, e)
             return
         self._locked_since = 0.0
-        self.removing.extend(key for (_, key), (sql, _) in self._writes.items() if sql is DELETE_SESSION)
+        now = time.monotonic()
+        self.removing.extend((key, now) for (_, key), (sql, _) in self._writes.items() if sql is DELETE_SESSION)
         self._writes.clear()
         if self.failed is not None:
             log.warning("the gateway's store takes calls again")
@@ -192,13 +194,13 @@ class Store:
     async def read(self, of: Callable[[Reader], Iterator[bytes]]) -> AsyncGenerator[bytes, None]:
         """Yield the output of an iterator over committed calls, piece by piece, from threads. Raises: GatewayError."""
         pieces = _pieces(of(self.for_threads))
-        until = time.monotonic() + _FETCH_S
-        self._reads.append(until)
+        began = time.monotonic()
+        self._reads.append(began)
         try:
             while piece := await asyncio.to_thread(next, pieces, b""):
                 yield piece
         finally:
-            self._reads.remove(until)
+            self._reads.remove(began)
 
     # -- now and then
 
@@ -210,20 +212,28 @@ class Store:
         if self._checkpoint is None or self._checkpoint.done():
             if self._log_bytes > WAL_BYTES and self._loop is not None:
                 self._checkpoint = self._loop.create_task(asyncio.to_thread(self._move_log))
-            elif max(self._reads, default=0.0) < time.monotonic():
+            elif self.removing and self.failed is None:
                 self._remove_deleted()
 
     def _remove_deleted(self) -> None:
         """Remove calls of deleted sessions for some milliseconds. Their space is used again."""
-        until = time.monotonic() + _SLICE_S
+        now, done = time.monotonic(), 0
+        oldest = min((began for began in self._reads if began > now - _FETCH_S), default=now)
         some = f"(SELECT number FROM calls WHERE session = ? LIMIT {_REMOVED_AT_ONCE})"
         try:
-            while self.removing and time.monotonic() < until:
-                removed = self._database.execute(f"DELETE FROM calls WHERE number IN {some}", (self.removing[0],))
-                if removed.rowcount < _REMOVED_AT_ONCE:
-                    self.removing.popleft()
+            with self._database:  # one transaction: with ``fsync`` each waits for the disk
+                self._database.execute("BEGIN IMMEDIATE")
+                while done < len(self.removing) and time.monotonic() < now + _SLICE_S:
+                    number, deleted = self.removing[done]
+                    if deleted >= oldest:
+                        break
+                    removed = self._database.execute(f"DELETE FROM calls WHERE number IN {some}", (number,))
+                    done += removed.rowcount < _REMOVED_AT_ONCE
         except sqlite3.Error as e:
             log.error("deleted calls could not be removed (they are removed later): %s", trouble(e, self.path))
+            return
+        for _ in range(done):
+            self.removing.popleft()
 
     def _move_log(self) -> None:
         """Move the write-ahead log into the file. Runs in a thread."""
