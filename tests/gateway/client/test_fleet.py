@@ -71,6 +71,18 @@ async def test_a_session_that_is_opened_again_stays_where_it_is(both: GatewayCli
     assert sum(len(gateway.sessions.by_id) for gateway in two) == 4
 
 
+async def test_a_lost_gateway_is_no_error_of_a_deletion_while_another_answers(
+    both: GatewayClient, two: list[Gateway]
+) -> None:
+    [session] = await both.create_sessions_async(["rollout-1"])
+    lost, other = sorted(two, key=lambda gateway: gateway.url != session.gateway)
+    await lost.stop()
+    assert await both.delete_async(["rollout-1"]) == 0
+    await other.stop()
+    with pytest.raises(GatewayError):
+        await both.delete_async(["rollout-1"])
+
+
 async def test_versions_and_pauses_are_those_of_all(both: GatewayClient, two: list[Gateway]) -> None:
     sessions = await both.create_sessions_async([new_session_id() for _ in range(4)])
     await both.set_weight_version_async(7)

@@ -285,7 +285,7 @@ class GatewayClient:
             }
         )
         for error in failures.values():
-            if error.status is not None or not answers:
+            if error.status is not None or len(self.silent) == len(self._all):
                 raise error
         for names in shares.values():
             self._ended(names)
