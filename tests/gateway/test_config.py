@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,6 +32,29 @@ def test_an_admin_key_that_everyone_has_or_nobody_can_send_is_refused() -> None:
 def test_an_upstream_that_cannot_be_asked_is_refused(settings: dict[str, Any], expected: str) -> None:
     with pytest.raises(ConfigError, match=expected):
         UpstreamConfig(**settings)
+
+
+@pytest.mark.parametrize("api_path", ["v1", "/v1", "/v1/"])
+def test_slashes_around_an_api_path_do_not_count(api_path: str) -> None:
+    upstream = UpstreamConfig(url="http://h:1/", api_path=api_path)
+    assert upstream.url_of("/v1/models") == "http://h:1/v1/models"
+    assert upstream.url_of("/health") == "http://h:1/health"
+
+
+def test_a_ready_file_that_cannot_be_written_ends_the_command_and_leaves_no_key(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    line = [sys.executable, "-m", "agentcore_rl_toolkit", "gateway", "serve", "--upstream", "http://127.0.0.1:1"]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    ended = subprocess.run(
+        [*line, "--ready-file", str(tmp_path / "file" / "ready")],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("error: ")
+    assert not [path for path in tmp_path.rglob("*") if path.name.startswith("gateway-")]
 
 
 def test_sglang_takes_token_ids_alone() -> None:

@@ -62,7 +62,7 @@ class UpstreamConfig:
     def url_of(self, route: str) -> str:
         """Return the URL of a route: a route that begins with ``/v1`` lies below ``api_path``."""
         if route.startswith("/v1/"):
-            route = self.api_path.rstrip("/") + route[3:]
+            route = f"/{self.api_path.strip('/')}".rstrip("/") + route[3:]
         return self.url.rstrip("/") + route
 
 

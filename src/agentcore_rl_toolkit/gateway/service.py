@@ -34,7 +34,7 @@ async def serve(
     ``make_key``: a gateway without an admin key in its settings makes one, and leaves it to its user's clients
     (`_servers.keys`).
     ``prepare`` is called with the gateway before it starts.
-    Raises: ConfigError.
+    Raises: ConfigError, or OSError when the ready file cannot be written.
     """
     raise_file_limit()
     made: str | None = None
@@ -54,14 +54,16 @@ async def serve(
         mallopt(-3, KEPT_BYTES // 4)  # M_MMAP_THRESHOLD
     stop = process.stop_event(parent_pid)
     key_file = keys.leave("gateway", gateway.url, made) if made is not None else None
-    if ready_file is not None:
-        ready: dict[str, Any] = {"url": gateway.url, "pid": os.getpid()}
+    try:
+        if ready_file is not None:
+            ready: dict[str, Any] = {"url": gateway.url, "pid": os.getpid()}
+            if key_file is not None:
+                ready["admin_key_file"] = str(key_file)
+            process.write_ready(ready_file, ready)
+        print(f"gateway listening on {gateway.url} ({gateway.recovered} calls stored)", file=sys.stderr, flush=True)
         if key_file is not None:
-            ready["admin_key_file"] = str(key_file)
-        process.write_ready(ready_file, ready)
-    print(f"gateway listening on {gateway.url} ({gateway.recovered} calls stored)", file=sys.stderr, flush=True)
-    if key_file is not None:
-        print(f"  its admin key is in {key_file}", file=sys.stderr, flush=True)
-    await stop.wait()
-    keys.forget(key_file)
-    await gateway.stop()
+            print(f"  its admin key is in {key_file}", file=sys.stderr, flush=True)
+        await stop.wait()
+    finally:
+        keys.forget(key_file)
+        await gateway.stop()
