@@ -137,6 +137,9 @@ def test_links_within_the_folder_are_followed_and_others_refused(
     (folder / "src" / "shop" / "tool.py").write_text("")
     (folder / "src" / "shop" / "again").symlink_to(folder)  # a circle
     (folder / "shop").symlink_to("src/shop")
+    for name, other in (("in", "out"), ("out", "in")):  # a circle of two links
+        (folder / name).mkdir()
+        (folder / name / other).symlink_to(folder / other)
     (folder / ".venv").symlink_to(elsewhere)
     packed = {path.relative_to(folder).as_posix() for path in files_of(folder)}
     assert packed == {"Dockerfile", "agent.py", "shop/tool.py", "src/shop/tool.py"}

@@ -61,6 +61,8 @@ def test_a_quota_that_is_not_listed_or_not_readable_is_awss_default(service: Ser
     assert quotas.read(client) == Quotas(sessions=1000, new_sessions_per_s=100, requests_per_s=50)
     service.listed = [{"QuotaName": "Active Session Workloads per Account", "Value": 25.0}]
     assert quotas.read(client) == Quotas(sessions=25)
+    service.listed = [{"QuotaName": "Rate of new Runtime session creation", "Value": 25.0}]
+    assert quotas.read(client) == Quotas()  # 25 per second is the default of agents deployed as code
     service.listed = None
     found = quotas.read(client)
     assert found == Quotas(why=found.why)

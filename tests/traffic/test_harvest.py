@@ -189,6 +189,14 @@ def test_a_line_ends_at_a_newline_only(tmp_path: Path) -> None:
     )
 
 
+def test_values_that_are_no_records_are_left_out_and_lists_are_joined(tmp_path: Path) -> None:
+    first, second = (span(f"s{n}", f"{n}", user=None, start=n) for n in (1, 2))
+    file = tmp_path / "traces.jsonl"
+    file.write_text(f"5\nnull\n{json.dumps(first)}\n{json.dumps([second])}\n")
+    assert run(str(file), "--out", str(tmp_path / "rows.jsonl")).exit_code == 0
+    assert rows(tmp_path / "rows.jsonl") == [{"prompt": "1"}, {"prompt": "2"}]
+
+
 @pytest.fixture
 def logs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     with moto_server() as url:

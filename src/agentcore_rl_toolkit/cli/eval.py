@@ -24,7 +24,7 @@ import click
 from ..backends.scorer import scorer_files
 from ..contract import REFERENCE_FIELD, Cause, Outcome, advise_on_calls
 from ..errors import ConfigError, LocalRuntimeError
-from ..runs.folder import ROLLOUTS
+from ..runs.folder import ROLLOUTS, read_object
 from ..store import parse_url
 from .agents.agentcore_project import deployed_arn
 from .models import WORDS, Model, model_option
@@ -335,6 +335,8 @@ def _evaluate(rows: list[EvalRow], exp_id: str, out: Path, options: dict[str, An
     items: list[BatchItem] = []
     judged: Counter[str] = Counter()
     began_s = time.monotonic()
+    if options["resume"]:  # the summary has the time of all parts of the run
+        began_s -= read_object(out / "summary.json").get("elapsed_s", 0.0)
     with (
         stdout_for_json(options["as_json"]),
         open_rollouts(options, exp_id, out, total, retries=1) as opened,

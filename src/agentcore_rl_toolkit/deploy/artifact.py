@@ -53,7 +53,7 @@ def files_of(folder: Path, excluded: Iterable[Path] = ()) -> list[Path]:
     root, left_out = folder.resolve(), {path.resolve() for path in excluded}
     found: list[Path] = []
 
-    def visit(parent: Path) -> None:
+    def visit(parent: Path, above: frozenset[Path]) -> None:
         for path in sorted(parent.iterdir()):
             real = path.resolve()
             below = [each for each in (real, *real.parents) if root in each.parents]
@@ -66,10 +66,10 @@ def files_of(folder: Path, excluded: Iterable[Path] = ()) -> list[Path]:
                 )
             if path.is_file():
                 found.append(path)
-            elif path.is_dir() and not parent.resolve().is_relative_to(real):  # otherwise a circle of links
-                visit(path)
+            elif path.is_dir() and real not in above:  # otherwise a circle of links
+                visit(path, above | {real})
 
-    visit(folder)
+    visit(folder, frozenset((root,)))
     return found
 
 

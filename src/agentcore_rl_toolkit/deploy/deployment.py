@@ -111,7 +111,9 @@ class Deployment:
             image = f"{uri}:{tag}"
             which: dict[str, Any] = {"repositoryName": s.repository, "imageIds": [{"imageTag": tag}]}
             if self._ecr("DescribeImages", **which, absent=("ImageNotFoundException", *NO_REPOSITORY)):
-                self._say(f"image {tag}: exists")
+                moves = staged is None and "@" not in base
+                then = f", of {base} as it was then. Give another tag for a newer image" if moves else ""
+                self._say(f"image {tag}: exists{then}")
             elif self._call.rehearse:
                 self._say(f"would build {s.folder if staged else base} for {s.platform} and push {image}")
                 ImageBuilder.find()  # without one, the real run would end here

@@ -20,6 +20,7 @@ _NAMES = {
     "new_sessions_per_s": r"new (runtime )?session",
     "requests_per_s": r"runtime data plane|invokeagentruntime\b",
 }
+_CODE_DEFAULT = ("new_sessions_per_s", 25.0)  # listed by AWS, but it holds for agents deployed as code only
 HOW_TO_RAISE = "ask for more in the Service Quotas console, under Amazon Bedrock AgentCore"
 DEADLINE_S = 10.0
 
@@ -46,7 +47,8 @@ def read(client: Any) -> Quotas:
         for page in client.get_paginator("list_service_quotas").paginate(ServiceCode="bedrock-agentcore"):
             for quota in page["Quotas"]:
                 for kind, pattern in _NAMES.items():
-                    if re.search(pattern, quota["QuotaName"], re.IGNORECASE):
+                    known = re.search(pattern, quota["QuotaName"], re.IGNORECASE)
+                    if known and (kind, quota["Value"]) != _CODE_DEFAULT:
                         found.setdefault(kind, quota["Value"])
     except (ClientError, BotoCoreError) as e:
         code = e.response["Error"].get("Code") if isinstance(e, ClientError) else type(e).__name__

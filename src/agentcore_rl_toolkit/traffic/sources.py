@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -23,17 +24,16 @@ def read_file(path: Path) -> list[dict[str, Any]]:
     """Return the records of a file: one JSON object or list, or one in each line. Raises: ConfigError that names the line."""
     text = path.read_text(encoding="utf-8-sig", errors="replace")
     try:
-        whole = json.loads(text)
-        return whole if isinstance(whole, list) else [whole]
+        found = [json.loads(text)]
     except ValueError:
-        pass
-    found = []
-    for number, line in enumerate(text.split("\n"), 1):  # texts have other line separators in them
-        try:
-            found += [json.loads(line)] if line.strip() else []
-        except ValueError as e:
-            raise ConfigError(f"{path}:{number} is not JSON: {e}") from e
-    return found
+        found = []
+        for number, line in enumerate(text.split("\n"), 1):  # texts have other line separators in them
+            try:
+                found += [json.loads(line)] if line.strip() else []
+            except ValueError as e:
+                raise ConfigError(f"{path}:{number} is not JSON: {e}") from e
+    records = itertools.chain.from_iterable(each if isinstance(each, list) else [each] for each in found)
+    return [record for record in records if isinstance(record, dict)]
 
 
 def read_cloudwatch(call: Call, source: str, *, begin_s: int, end_s: int) -> Iterator[dict[str, Any]]:

@@ -129,8 +129,11 @@ def test_models_are_evaluated_first(run: CommandLine, tmp_path: Path) -> None:
         assert again.stdout == done.stdout
         assert len(odd.calls) == calls  # nothing is run twice
         more = tuple(word for word in words if word not in ("--limit", "7"))
+        summary = tmp_path / "out" / "b" / "summary.json"
+        summary.write_text(json.dumps({**json.loads(summary.read_text()), "elapsed_s": 5000.0}))
         resumed = run(*sides, *more)  # all eight inputs
         assert "over 8 inputs" in resumed.stdout, resumed.stderr
+        assert json.loads(summary.read_text())["elapsed_s"] > 5000.0  # of both parts
         assert len(odd.calls) == calls + 1
 
 

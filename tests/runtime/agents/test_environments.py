@@ -90,6 +90,16 @@ def test_an_agent_runs_in_this_environment_if_that_has_its_packages(
     assert environments.fits_here(tmp_path / "agent.py") is fits
 
 
+def test_a_check_of_the_packages_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = tmp_path / "uv"
+    slow.write_text("#!/bin/sh\nexec sleep 60\n")
+    slow.chmod(0o755)
+    monkeypatch.setattr(environments, "find_uv", lambda: str(slow))
+    monkeypatch.setattr(environments, "CHECK_TIMEOUT_S", 0.2)
+    (tmp_path / "requirements.txt").write_text("click\n")
+    assert environments.fits_here(tmp_path / "agent.py") is False
+
+
 def test_serve_builds_the_environment_that_an_agents_files_ask_for(tmp_path: Path) -> None:
     (tmp_path / "requirements.txt").write_text("./not-there-0.1-py3-none-any.whl\n")
     agent = shutil.copy(Path(__file__).parents[1] / "deployable/bare.py", tmp_path / "agent.py")

@@ -28,7 +28,7 @@ from ..._installation import find_uv, run_tool, wheel_digest, write_wheel
 from ...errors import LocalRuntimeError
 from ...isolation.project import Project
 
-BUILD_TIMEOUT_S = 900
+BUILD_TIMEOUT_S, CHECK_TIMEOUT_S = 900, 60
 # Lines that refer to files of this machine, or to other lists: then an environment belongs to one folder.
 _LOCAL = re.compile(rb"^\s*-|\.\.?/|file:|\b(?:path|directory|editable|virtual)\s*=", re.MULTILINE)
 # This toolkit as a requirement. The group is its version or source.
@@ -47,7 +47,12 @@ def fits_here(agent: Path) -> bool:
         return True
     options = ("--dry-run", "--offline", "--no-build", "--python", sys.executable, "-r", file.name)
     words = [find_uv(), "pip", "install", *options]
-    done = subprocess.run(words, cwd=file.parent, capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run(
+            words, cwd=file.parent, timeout=CHECK_TIMEOUT_S, capture_output=True, text=True, check=False
+        )
+    except subprocess.TimeoutExpired:  # another uv holds the environment's lock
+        return False
     return "Would make no changes" in done.stderr
 
 
