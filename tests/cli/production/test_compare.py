@@ -128,6 +128,8 @@ def test_models_are_evaluated_first(run: CommandLine, tmp_path: Path) -> None:
         again = run(*sides, *words)
         assert again.stdout == done.stdout
         assert len(odd.calls) == calls  # nothing is run twice
+        other = run(sides[0], sides[0], *words)  # its results would be those of the other model
+        assert (other.returncode, "choose another --out" in other.stderr) == (2, True)
         more = tuple(word for word in words if word not in ("--limit", "7"))
         summary = tmp_path / "out" / "b" / "summary.json"
         summary.write_text(json.dumps({**json.loads(summary.read_text()), "elapsed_s": 5000.0}))

@@ -21,6 +21,7 @@ from ..eval import command as evaluate
 from ..eval import experiment, with_evaluation
 from ..models import WORDS, model_folder
 from ..options import as_json
+from ..output.commands import nearby
 from ..output.terminal import visible
 
 BEGUN = "compared.json"  # the file of a folder in which a comparison has begun
@@ -80,8 +81,13 @@ def command(a: str, b: str, **options: Any) -> None:
                 "--data is missing: it has the inputs for A and B. Only the comparison of two earlier evaluations needs none"
             )
         _, out = experiment(options, "compare", BEGUN)
+        given = {"A": a, "B": b, "agent": options["agent"], "data": str(options["data"])}
+        if read_object(out / BEGUN) not in ({}, given):  # finished evaluations would be shown as those of others
+            raise ConfigError(
+                f"{nearby(out)} compares other models, or with another agent or data: choose another --out"
+            )
         out.mkdir(parents=True, exist_ok=True)
-        (out / BEGUN).write_text(json.dumps({"A": a, "B": b}) + "\n")
+        (out / BEGUN).write_text(json.dumps(given) + "\n")
         inputs = len({row.input_id for row in read_rows(options["data"])[: options["limit"]]})
         sides = [dataclasses.replace(side, folder=out / side.folder) if side.options else side for side in sides]
         for side in (side for side in sides if side.options):
