@@ -22,7 +22,8 @@ from moto.bedrockagentcorecontrol.models import AgentRuntime
 
 from agentcore_rl_toolkit.cli.deploy import _name, command
 from agentcore_rl_toolkit.deploy.artifact import this_platform
-from agentcore_rl_toolkit.deploy.calls import Calls
+from agentcore_rl_toolkit.deploy.calls import Calls, RefusedError
+from agentcore_rl_toolkit.deploy.deployment import Deployment
 from agentcore_rl_toolkit.deploy.settings import TAG, Settings
 from agentcore_rl_toolkit.errors import ConfigError
 
@@ -320,11 +321,28 @@ def test_a_deployment_keeps_the_promoted_model_unless_its_options_name_one(
     on_the_wire({}, "--remove")
 
 
+def test_a_refused_role_of_the_user_is_an_error_at_once(account: dict[str, str]) -> None:
+    class Refuses(Calls):
+        def __call__(self, service: str, operation: str, **parameters: Any) -> Any:
+            if operation == "CreateAgentRuntime":
+                refused.append(operation)
+                raise RefusedError("Role validation failed", code="ValidationException")
+            return super().__call__(service, operation, **parameters)
+
+    refused: list[str] = []
+    role = "arn:aws:iam::123456789012:role/mine"
+    image = "123456789012.dkr.ecr.us-west-2.amazonaws.com/shop:1"
+    what = Settings(name="refused", image=image, role=role, platform="linux/arm64")
+    with pytest.raises(RefusedError, match="Role validation failed"):
+        Deployment(what, Refuses(region=None, rehearse=False, say=lambda _: None)).up()
+    assert len(refused) == 1
+
+
 def test_a_role_that_another_made_is_not_changed(account: dict[str, str]) -> None:
     iam = boto3.client("iam")
     iam.create_role(RoleName="agentcore-rl-taken", AssumeRolePolicyDocument="{}")
     what = Settings(name="taken", image=f"local://{account['agent']}", platform=this_platform())
-    with pytest.raises(ConfigError, match=r"role agentcore-rl-taken .*--name.*--role ARN"):
+    with pytest.raises(ConfigError, match=r"role agentcore-rl-taken .*--name"):
         deployment(what).up()
     assert iam.list_role_policies(RoleName="agentcore-rl-taken")["PolicyNames"] == []
 

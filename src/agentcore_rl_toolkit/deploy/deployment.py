@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import operator
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -194,7 +195,8 @@ class Deployment:
     def _bring(self, arn: str | None, wanted: dict[str, Any]) -> Deployed:
         """Make the agent, or give it a new version where anything differs. It may not be ready yet."""
         s = self.settings
-        until_role_is_known = self._resources.until_role_is_known
+        # A role of the user's is not new: what AWS says of it is final.
+        until_role_is_known = self._resources.until_role_is_known if s.role is None else operator.call
         now = None if arn is None else Agent(arn, self._call).settled()
         if arn is not None and now is not None and now["status"] == "CREATE_FAILED":
             self._call.step(f"the rest of agent {s.name}", "removed")
