@@ -142,10 +142,17 @@ for _ in range(5000):
     deep = [deep]
 
 
+class NoTime(dt.datetime):
+    """A date without a value, such as pandas' NaT."""
+
+    year = month = day = float("nan")  # type: ignore[assignment]
+
+
 @pytest.mark.parametrize(
     ("value", "message"),
     [
         (object(), r"result\[v\] is a builtins.object, which has no JSON form"),
+        ([NoTime(2026, 1, 2)], r"result\[v\[0\]\] is a .*NoTime, which has no JSON form"),
         ([{"a": print}], r"result\[v\[0\].a\] is a builtins.builtin_function_or_method"),
         ((i for i in range(3)), r"result\[v\] is a builtins.generator"),
         (Point, r"result\[v\] is a builtins.type"),

@@ -103,7 +103,7 @@ class Encoder:
         if isinstance(value, Sequence):
             return [self._plain(item, f"{path}[{i}]", depth + 1) for i, item in enumerate(value)]
         if not isinstance(value, Iterator):  # reading it would use it up
-            with contextlib.suppress(ValueError):  # pydantic's for an unknown type
+            with contextlib.suppress(ValueError, TypeError):  # pydantic's for an unknown type, and for pandas' NaT
                 return self._plain(to_jsonable_python(value, timedelta_mode="float"), path, depth)
         name = f"{type(value).__module__}.{type(value).__qualname__}"
         way = "await it" if inspect.isawaitable(value) else "return plain values instead"
