@@ -190,9 +190,11 @@ BFCL = {
 REFUSED = [
     *(BFCL, "nothing", {"type": "object", "properties": {"x": {"type": "any"}}}, {"properties": {"x": {"enum": []}}}),
     *({"anyOf": [{"$ref": "other.json#/Kind"}]}, {"items": {"$ref": "#/$defs/Row"}}, {"type": ["str", "null"]}),
+    *({"type": "object", "required": None}, {"properties": {"x": {"type": "string", "enum": None}}}),
 ]
 ROW = {"type": "object", "properties": {"n": {"anyOf": [{"type": "integer"}, {"type": "null"}], "default": None}}}
 GOOD = [
+    {"properties": {"x": {"anyOf": [{"type": "string"}, {"type": "null"}]}, "y": {"$ref": "#/properties/x/anyOf/0"}}},
     {"type": "object", "properties": {"type": {"enum": ["dict"]}, "x": {"$ref": "#"}}, "required": ["x"]},
     {
         "$defs": {"Row": ROW},

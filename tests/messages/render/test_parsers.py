@@ -503,18 +503,23 @@ CASES: list[tuple[str, str, str, dict[str, Any]]] = [
     ("hermes", "a call in another family's form", "[TOOL_CALLS]now{}", expect("[TOOL_CALLS]now{}", status="unparsed")),
 ]
 
-CLOSED_INSIDE = {
-    "hermes": '<tool_call>{"name": "look_up", "arguments": {"query": "a </tool_call> b"}}</tool_call>',
-    "qwen_coder": "<tool_call><function=look_up><parameter=query>a </tool_call> b</parameter></function></tool_call>",
-    "deepseek": '<｜tool▁call▁begin｜>now<｜tool▁sep｜>{"q": "a<｜tool▁call▁end｜>b"}<｜tool▁call▁end｜>',
-    "lfm": "<|tool_call_start|>[look_up(query='a<|tool_call_end|>b')]<|tool_call_end|>",
-    "harmony": '<|channel|>commentary to=functions.look_up<|message|>{"query": "a<|end|>b"}<|call|>',
-}
+CLOSED_INSIDE = [
+    ("hermes", '<tool_call>{"name": "look_up", "arguments": {"query": "a </tool_call> b"}}</tool_call>'),
+    ("qwen_coder", "<tool_call><function=look_up><parameter=query>a </tool_call> b</parameter></function></tool_call>"),
+    ("qwen_coder", "<function=look_up><parameter=query>a </function> b</parameter></function>"),
+    (
+        "qwen_coder",
+        "<tool_call><function=look_up><parameter=query></function></tool_call></parameter></function></tool_call>",
+    ),
+    ("deepseek", '<｜tool▁call▁begin｜>now<｜tool▁sep｜>{"q": "a<｜tool▁call▁end｜>b"}<｜tool▁call▁end｜>'),
+    ("lfm", "<|tool_call_start|>[look_up(query='a<|tool_call_end|>b')]<|tool_call_end|>"),
+    ("harmony", '<|channel|>commentary to=functions.look_up<|message|>{"query": "a<|end|>b"}<|call|>'),
+]
 
 
-@pytest.mark.parametrize("grammar", CLOSED_INSIDE)
-def test_a_call_whose_value_has_the_closing_mark_is_counted(grammar: str) -> None:
-    found = read(grammar, [CLOSED_INSIDE[grammar]])
+@pytest.mark.parametrize(("grammar", "text"), CLOSED_INSIDE)
+def test_a_call_whose_value_has_the_closing_mark_is_counted(grammar: str, text: str) -> None:
+    found = read(grammar, [text])
     assert (found["status"], found["calls"]) == ("unparsed", [])
 
 

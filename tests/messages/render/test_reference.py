@@ -101,7 +101,7 @@ DIFFERENCES: dict[str, dict[str, int]] = {
     "minimax": {NO_CALL: 34, AFTER: 37, TAG: 9, WHOLE: 3},
     "mistral": {NO_CALL: 75, AFTER: 24, NAME: 5, LONE: 2},
     "muse": {NO_CALL: 60, AFTER: 31, TYPES: 43, TAG: 6, WHOLE: 6, HEADER: 21},
-    "qwen_coder": {NO_CALL: 51, AFTER: 16, TYPES: 3, TAG: 14},
+    "qwen_coder": {NO_CALL: 53, AFTER: 16, TYPES: 3, TAG: 12},
 }
 
 

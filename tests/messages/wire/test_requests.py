@@ -216,6 +216,8 @@ def test_a_tool_that_is_to_be_held_to_its_schema_says_so_in_each_dialect() -> No
         ("anthropic", {"temperature": 1.5}, "temperature"),
         ("anthropic", {"tool_choice": {"type": "tool", "name": "nope"}}, "tool_choice"),
         ("anthropic", {"thinking": {"type": "deep"}}, "thinking.type"),
+        ("anthropic", {"messages": [{"role": "user"}]}, "messages[0]"),
+        ("bedrock", {"messages": [{"role": "user", "content": None}]}, "messages[0]"),
         (
             "anthropic",
             {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]},

@@ -10,7 +10,7 @@ Source: xgrammar.mlc.ai, "Structural tag"; vLLM and SGLang hand the tag on to xg
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -132,6 +132,7 @@ def _compiles(schema: Any, root: Any) -> bool:
         inner += schema[name] if isinstance(schema.get(name), list) else [None] if name in schema else []
     return (
         all(kind in _TYPES for kind in (kinds if isinstance(kinds, list) else [kinds]))
+        and all(isinstance(schema.get(name, []), list) for name in ("enum", "required"))
         and schema.get("enum") != []
         and ("$ref" not in schema or _resolves(schema["$ref"], root))
         and all(_compiles(each, root) for each in inner)
@@ -143,7 +144,9 @@ def _resolves(reference: Any, root: Any) -> bool:
         return False
     for name in reference[1:].split("/")[1:]:
         name = name.replace("~1", "/").replace("~0", "~")
-        if not isinstance(root, Mapping) or name not in root:
+        if isinstance(root, list):
+            root = dict(zip(map(str, range(len(root))), root, strict=True))
+        if not isinstance(root, dict) or name not in root:
             return False
         root = root[name]
     return True

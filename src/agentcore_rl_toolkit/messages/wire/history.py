@@ -93,7 +93,9 @@ class BlockHistory(History):
         role = message.get("role")
         if role not in ("user", "assistant", "system"):
             raise RequestError(f"role must be user, assistant or system, got {role!r}")
-        self.add(role, message.get("content"))
+        if (content := message.get("content")) is None:
+            raise RequestError("content is required")
+        self.add(role, content)
 
     def add(self, role: str, content: Any) -> None:
         """Add a content. Tool results become separate messages, in front of the user's text. Raises: RequestError."""

@@ -152,7 +152,7 @@ def _coder_block(text: str, schemas: Schemas) -> list[Call] | None:
             value = value[:-1] if value.endswith("\n") else value
             arguments[key.strip()] = typed_value(value, types.get(key.strip()))
         body = match.group(2)
-        cut = not match.group(0).endswith("</function>") and body.rfind("<parameter=") > body.rfind("</parameter>")
+        cut = body.rfind("<parameter=") > body.rfind("</parameter>")
         call = named_call(name, arguments)
         if call is None or cut or _PARAMETER.sub("", body).strip():
             return None
