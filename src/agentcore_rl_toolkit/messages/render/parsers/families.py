@@ -232,7 +232,7 @@ DEEPSEEK = Grammar(
     blocks=(("<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"),),
     parse_block=_deepseek_block,
     skip=("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
-    hints=("<｜tool▁call", "<｜tool▁sep｜>"),
+    hints=("<｜tool▁call", "<｜tool▁sep｜>", "<｜DSML｜"),  # the last is of V3.2 and V4, which are not read
     whole=lambda inner: inner.rstrip().endswith(("}", "```")),
 )
 PLAIN = Grammar(name="plain")
