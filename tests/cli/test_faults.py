@@ -114,6 +114,7 @@ WRONG: list[tuple[str, str, int, str]] = [
         r"arn:aws:nothing",
     ),
     (EVAL, "arn", 1, r"ResourceNotFound|no agent"),
+    ("eval --data two.jsonl", "arn", 2, r"every rollout would fail like its first one: .*(ResourceNotFound|no agent)"),
     # bucket
     (f"{EVAL} --bucket nobodys", "moto", 2, r"--bucket nobodys: .*does not exist"),
     (f"{EVAL} --bucket -bucket-", "", 2, r"is not a store"),
@@ -163,6 +164,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Work]:
     for name in (*BROKEN_AGENTS, "model"):
         (folder / f"{name}.jsonl").write_text(f'{{"fault": "{name}"}}\n')
     (folder / "rows.jsonl").write_text('{"fault": ""}\n')
+    (folder / "two.jsonl").write_text('{"fault": ""}\n{"fault": ""}\n')
     for name, limit_s in (("short", HANG_S), ("long", "60")):
         (folder / f"{name}.toml").write_text(f"rollout_timeout_s = {limit_s}\ngroups = 1\nrollouts = 2\nsteps = 1\n")
     (folder / "bucket.toml").write_text(

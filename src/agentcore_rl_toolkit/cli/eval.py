@@ -327,7 +327,8 @@ def _goes_on(exp_id: str, *, out_given: bool) -> str:
 def _evaluate(rows: list[EvalRow], exp_id: str, out: Path, options: dict[str, Any]) -> int:
     from ..backends.collection.groups import CollectedRollout, Group, GroupRequest
     from ..client import BatchProgress
-    from ..client.evaluation import mean_over_inputs, score_of, summarize, write_results
+    from ..client.batch import WRONG_BUCKET, WRONG_SETTINGS
+    from ..client.evaluation import score_of, summarize, write_results
     from .training.evaluation import collect, evaluation_config, item_of, items_before
 
     repeat, places = options["repeat"], {row.input_id: place for place, row in enumerate(rows)}
@@ -353,35 +354,43 @@ def _evaluate(rows: list[EvalRow], exp_id: str, out: Path, options: dict[str, An
         for name, place in places.items():
             before[name] = before.get(name, [])[:repeat]
             items += [dataclasses.replace(item, index=place * repeat + k) for k, item in enumerate(before[name])]
-        hopeless = False  # the first rollouts show that the ARN, the bucket or the credentials are wrong
+        outcomes, causes = (Counter(filter(None, map(attrgetter(name), items))) for name in ("outcome", "cause"))
+        scores = [score for item in items if (score := score_of(item)) is not None]
 
         def requests() -> Iterator[GroupRequest]:
             for row in rows:
-                if (n := repeat - len(before[row.input_id])) and not hopeless:
+                if n := repeat - len(before[row.input_id]):
                     yield GroupRequest(input_id=row.input_id, payload=row.payload, n=n)
 
         def show(rollout: CollectedRollout) -> None:
-            nonlocal hopeless
             index = places[rollout.input_id] * repeat + len(before[rollout.input_id]) + rollout.index
-            items.append(item_of(rollout, index, config))
-            outcomes, causes = (Counter(filter(None, map(attrgetter(name), items))) for name in ("outcome", "cause"))
-            hopeless = isinstance(getattr(rollout.error, "__cause__", None), ConfigError) and not outcomes[Outcome.OK]
-            progress = BatchProgress(
-                total=total,
-                done=len(items),
-                ok=outcomes[Outcome.OK],
-                running=min(options["concurrency"], total - len(items)),
-                elapsed_s=time.monotonic() - began_s,
-                outcomes=outcomes,
-                causes=causes,
-            )
-            mean = mean_over_inputs([[score] for item in items if (score := score_of(item)) is not None])
-            text = f"{progress}" + ("" if mean is None else f", mean reward {mean:.4f}")
-            live = sys.stderr.isatty()
-            if live or len(items) % max(1, total // 20) == 0 or len(items) == total:
-                click.echo(text, err=True, nl=not live or len(items) == total)
-                if live and len(items) < total:
+            item = item_of(rollout, index, config)
+            items.append(item)
+            outcomes[rollout.outcome] += 1
+            if rollout.cause is not None:
+                causes[rollout.cause] += 1
+            if (score := score_of(item)) is not None:
+                scores.append(score)
+            live, last = sys.stderr.isatty(), len(items) == total
+            if live or len(items) % max(1, total // 20) == 0 or last:
+                progress = BatchProgress(
+                    total=total,
+                    done=len(items),
+                    ok=outcomes[Outcome.OK],
+                    running=min(options["concurrency"], total - len(items)),
+                    elapsed_s=time.monotonic() - began_s,
+                    outcomes=outcomes,
+                    causes=causes,
+                )
+                mean = f", mean reward {sum(scores) / len(scores):.4f}" if scores else ""
+                click.echo(f"{progress}{mean}", err=True, nl=not live or last)
+                if live and not last:
                     click.echo("\r\x1b[K", err=True, nl=False)
+            error = rollout.error
+            codes = {getattr(e, "code", None) for e in (error, error and error.__cause__)}
+            if codes & (WRONG_BUCKET | WRONG_SETTINGS) and not last and not any(item.result for item in items):
+                text = "the evaluation ends, because every rollout would fail like its first one"
+                raise ConfigError(f"{text}: {rollout.reason}")
 
         def add(_: int, group: Group) -> None:
             judged.update(group.judge_usage)
