@@ -6,6 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+from agentcore_rl_toolkit.backends.collection.collect import collect_async
 from agentcore_rl_toolkit.backends.collection.groups import Group, GroupRequest
 from agentcore_rl_toolkit.backends.collection.recording import open_recording
 from agentcore_rl_toolkit.backends.collection.settings import CollectConfig
@@ -15,7 +16,7 @@ from agentcore_rl_toolkit.client.evaluation import reward_of, score_of, summariz
 from agentcore_rl_toolkit.contract import Cause, Outcome
 from agentcore_rl_toolkit.runs import RunReader
 
-from ..backends.recorded import Episode, Replay
+from ..backends.recorded import Episode, Replay, ReplayClient
 from ..backends.test_llm_judge import judge as judge
 from ..backends.test_llm_judge import prose, scores
 from ..conftest import CommandLine
@@ -82,6 +83,44 @@ def test_a_rollout_whose_last_model_call_failed_does_not_count_and_one_without_c
     assert (reward_of(unrewarded), unrewarded.outcome) == (None, Outcome.OK)
     without = run(tmp_path / "other", config(), episodes, gateway=False)
     assert [score_of(item) for item in without] == [0.5, 0.5, None]
+
+
+async def test_held_out_rollouts_of_a_training_without_a_model_call_do_not_count() -> None:
+    """The agent did not reach the gateway, and caught the error."""
+    replay = Replay([Episode(input_id="a", record={"rewards": 0.0, "status_code": 200})])
+    [group] = await collect_async(
+        [GroupRequest(input_id="a", payload={})],
+        client=replay.client,
+        gateway=replay.gateway,
+        config=CollectConfig().replace(evaluation=True),
+    )
+    [rollout] = group.rollouts
+    assert (rollout.score, rollout.outcome, rollout.cause) == (None, Outcome.INVALID, Cause.INFRASTRUCTURE)
+
+
+def test_a_repeated_rollout_has_the_session_and_number_of_its_last_attempt(tmp_path: Path) -> None:
+    class Client(ReplayClient):
+        retries = 1
+
+        def submit(self, *given: Any, **options: Any) -> Any:
+            future: Any = super().submit(*given, **options)
+            future.session_id, future.attempt = "second", 2
+            return future
+
+    found = dict[int, Group]()
+    with open_recording(tmp_path, {"kind": "eval"}) as recording:
+        collect(
+            [GroupRequest(input_id="a", payload={})],
+            found.__setitem__,
+            client=Client(Replay([Episode(input_id="a", record=OWN)])),
+            gateway=None,
+            config=config(),
+            recording=recording.at("eval"),
+        )
+    item = item_of(found[0].rollouts[0], 0, config())
+    assert (item.session_id, item.attempt) == ("second", 2)
+    [again] = items_before(tmp_path, config())["a"]
+    assert (again.session_id, again.attempt) == ("second", 2)
 
 
 def test_a_judges_rewards_and_reasons_are_in_results_and_run(tmp_path: Path, judge: Any) -> None:

@@ -110,6 +110,7 @@ class CollectedRollout:
     session_id: str
     input_id: str
     index: int
+    attempt: int = 1
     outcome: Outcome
     cause: Cause | None = None
     failure: str | None = None

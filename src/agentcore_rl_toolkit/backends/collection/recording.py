@@ -165,6 +165,7 @@ def open_recording(
 # Fields with one name in a collected rollout and in a run.
 _SAME = (
     "session_id",
+    "attempt",
     "failure",
     "mask_reason",
     "reward",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import traceback
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,19 +39,27 @@ class Opened:
 
 
 def collect(
-    requests: Iterable[GroupRequest], add: Callable[[int, Group], object], *, config: CollectConfig, **shared: Any
+    requests: Iterable[GroupRequest],
+    add: Callable[[int, Group], object],
+    *,
+    client: RolloutClient,
+    gateway: GatewayClient | None,
+    config: CollectConfig,
+    recording: Recording | None = None,
+    **shared: Any,
 ) -> None:
     """Collect groups, and call ``add`` with the place and the group of each request. Blocks.
 
     The next request is taken when a slot is free. ``shared`` are further arguments of `collect_async`. Raises: as that.
     """
+    shared |= {"client": client, "gateway": gateway, "config": config, "recording": recording}
 
     async def every() -> None:
         places, left = Places(config.max_concurrent), enumerate(requests)
 
         async def work() -> None:
             for place, request in left:
-                [group] = await collect_async([request], config=config, places=places, **shared)
+                [group] = await collect_async([request], places=places, **shared)
                 add(place, group)
 
         workers = [asyncio.create_task(work()) for _ in range(config.max_concurrent)]
@@ -61,12 +70,13 @@ def collect(
                 worker.cancel()
             await asyncio.gather(*workers, return_exceptions=True)
 
-    asyncio.run(every())
+    with nullcontext() if recording is None else recording.watched(client, gateway):
+        asyncio.run(every())
 
 
 def evaluation_config(**settings: Any) -> CollectConfig:
-    """Return the settings of a collection in which an agent may leave out its reward."""
-    return CollectConfig(evaluation=True, require_reward=False, **settings)
+    """Return the settings of a collection in which an agent may leave out its reward, or call another model."""
+    return CollectConfig(evaluation=True, require_reward=False, require_tokens=False, **settings)
 
 
 def item_of(rollout: CollectedRollout, index: int, config: CollectConfig) -> BatchItem:
@@ -89,6 +99,7 @@ def item_of(rollout: CollectedRollout, index: int, config: CollectConfig) -> Bat
         outcome=rollout.outcome,
         input_id=rollout.input_id,
         session_id=rollout.session_id,
+        attempt=rollout.attempt,
         stages=rollout.stages,
         traceback=trace,
         cause=rollout.cause,
@@ -118,6 +129,7 @@ def items_before(folder: Path, config: CollectConfig) -> dict[str, list[BatchIte
                 outcome=outcome,
                 input_id=row["grp"],
                 session_id=row["session_id"],
+                attempt=row["attempt"],
                 stages=detail.get("stages") or {},
                 traceback=detail.get("traceback"),
                 cause=row["cause"] and Cause(row["cause"]),
