@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
 import secrets
@@ -69,6 +70,7 @@ def command(
 
     engine, folder = engine or "policy", model or WEIGHTS_DIR
     with (
+        contextlib.suppress(KeyboardInterrupt),
         tempfile.TemporaryDirectory(prefix="agentcore-rl-serve-", ignore_cleanup_errors=True) as logs,
         Services(Path(logs), env=QUIET) as services,
     ):
