@@ -60,7 +60,7 @@ def test_a_scorers_reward_replaces_the_agents_and_its_failure_counts_by_itself(t
     assert (failed.cause, "rewards" in (failed.result or {})) == (Cause.SCORER, False)
     assert "return 1.0 if" in str(failed.traceback)
     assert summarize([failed, good, raised], 1.0).causes == {"scorer": 1, "agent": 1}
-    before = items_before(tmp_path / "run", scored)
+    before = items_before(tmp_path / "run", scored, {name: {"n": n} for n, name in enumerate("abc")})
     assert set(before) == {"b", "c"}, "what the scorer failed at runs again"
     for item in (good, raised):
         [again] = before[str(item.input_id)]
@@ -119,7 +119,7 @@ def test_a_repeated_rollout_has_the_session_and_number_of_its_last_attempt(tmp_p
         )
     item = item_of(found[0].rollouts[0], 0, config())
     assert (item.session_id, item.attempt) == ("second", 2)
-    [again] = items_before(tmp_path, config())["a"]
+    [again] = items_before(tmp_path, config(), {"a": {}})["a"]
     assert (again.session_id, again.attempt) == ("second", 2)
 
 

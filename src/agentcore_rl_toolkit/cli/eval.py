@@ -349,7 +349,8 @@ def _evaluate(rows: list[EvalRow], exp_id: str, out: Path, options: dict[str, An
             **dict(_judge(options) or ()),
             score=options["score"] or opened.score,
         )
-        before = items_before(out, config) if options["resume"] else {}
+        payloads = {row.input_id: row.payload for row in rows}
+        before = items_before(out, config, payloads) if options["resume"] else {}
         opened.recording.run.forget(causes=(Cause.SCORER,))
         for name, place in places.items():
             before[name] = before.get(name, [])[:repeat]

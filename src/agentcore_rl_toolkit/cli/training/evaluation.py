@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from ...backends.collection.collect import collect_async
 from ...backends.collection.groups import CollectedRollout, Group, GroupRequest
-from ...backends.collection.recording import Recording
+from ...backends.collection.recording import Recording, input_key
 from ...backends.collection.sessions import Places
 from ...backends.collection.settings import CollectConfig
 from ...client import BatchItem
 from ...contract import Cause, Outcome
+from ...errors import ConfigError
 from ...runs import Query, RunReader
 from ...runs.folder import ROLLOUTS
 
@@ -107,15 +108,26 @@ def item_of(rollout: CollectedRollout, index: int, config: CollectConfig) -> Bat
     )
 
 
-def items_before(folder: Path, config: CollectConfig) -> dict[str, list[BatchItem]]:
-    """Return the items of a resumed run by input. Rollouts whose scorer failed are left out: they run again."""
+def items_before(
+    folder: Path, config: CollectConfig, payloads: Mapping[str, Mapping[str, Any]]
+) -> dict[str, list[BatchItem]]:
+    """Return the items of a resumed run by input. Rollouts whose scorer failed are left out: they run again.
+
+    Raises: ConfigError if the run had another payload for an input.
+    """
     found: dict[str, list[BatchItem]] = {}
     if not (folder / ROLLOUTS).exists():
         return found
     with RunReader(folder) as run:
         for number in run.ids(Query()):
             row = run.rollout(number) or {}
-            if row["cause"] == Cause.SCORER:
+            payload = payloads.get(row["grp"])
+            if payload is not None and input_key(payload) != row["input_key"]:
+                raise ConfigError(
+                    f"the run began with another row for input {row['grp']!r}: its payload differs. Repeat the data, or choose "
+                    "another --out"
+                )
+            if payload is None or row["cause"] == Cause.SCORER:
                 continue
             detail, outcome = row["detail"] or {}, Outcome(row["outcome"])
             record = detail.get("record")
