@@ -306,6 +306,8 @@ class ReplayClient:
 class ReplayFuture:
     """Answers like `RolloutFuture`."""
 
+    attempt = 1
+
     def __init__(self, replay: Replay, episode: Episode, session_id: str, run_s: float | None = None) -> None:
         self.replay, self.episode, self.session_id, self.run_s = replay, episode, session_id, run_s
         self.began_s = time.monotonic()
