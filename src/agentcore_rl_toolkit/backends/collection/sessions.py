@@ -1,7 +1,7 @@
 """Slots for live sessions, and sessions at the gateway: made, fetched and deleted in bulk, through a restart of the gateway.
 
 All collections of an event loop share them, so a trainer that asks for one rollout at a time makes few calls: during a call,
-the sessions of the next call are collected. Sessions are deleted when the last collection ends, or 256 at a time.
+the sessions of the next call are collected. Sessions are deleted when the last collection ends, or when there are 256.
 
 The collection waits for a gateway that cannot be reached: its store is durable, so its records are there when it is back. If an
 answer cannot be read, each half is asked for again, so that a broken session does not affect others. If one of several gateways
