@@ -243,6 +243,7 @@ async def test_an_assistants_thinking_is_reasoning(message: Any, engine: Scripte
         ("chat_template", "{{ messages }}"),
         ("add_generation_prompt", False),
         ("continue_final_message", True),
+        ("guided_json", {"type": "object"}),
         ("prompt_logprobs", 1),
         ("request_id", "another call's"),
         ("chat_template_kwargs", {"add_generation_prompt": False}),

@@ -36,6 +36,7 @@ MAX_N = 128  # OpenAI's own bound
 _BEYOND = Refusal("it changes the engine beyond this call; set it when you start the engine")
 _ENGINES_OWN = """bootstrap_host bootstrap_port bootstrap_room custom_logit_processor data_parallel_rank disagg_prefill_dp_rank
     ec_transfer_params kv_transfer_params lora_path request_id rid routed_dp_rank session_params"""
+_GUIDED = "guided_choice guided_grammar guided_json guided_regex"  # vLLM's before 0.11
 REFUSED = {
     "echo": Refusal("it would repeat the prompt inside the answer; leave it out", (False,)),
     "best_of": Refusal("every sample is returned; use n", (1,)),
@@ -43,6 +44,7 @@ REFUSED = {
     "prompt_embeds": Refusal("a prompt without token ids cannot be recorded; send text"),
     "prompt_logprobs": Refusal("logprobs are given for sampled tokens only; leave it out", (False,)),
     **dict.fromkeys(_ENGINES_OWN.split(), _BEYOND),
+    **dict.fromkeys(_GUIDED.split(), Refusal("vLLM has no such field any more; use structured_outputs")),
     "functions": Refusal("use tools instead"),
     "function_call": Refusal("use tool_choice instead", ("auto", "none")),
     "continue_final_message": Refusal("an answer always starts a new message; end with the user's", (False,)),
