@@ -11,6 +11,7 @@ import os
 import re
 import signal
 import sys
+import tracemalloc
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -357,3 +358,24 @@ async def test_traces_have_the_routing_with_its_shape(engine: ScriptedEngine, st
     head, data = trace["routing_matrices"]
     assert json.loads(head) == {"shape": [2, 2], "dtype": "int32"}
     assert np.array_equal(np.frombuffer(base64.b64decode(data), "<i4").reshape(3, 2, 2), experts)
+
+
+async def test_traces_hold_the_routing_of_one_call_at_a_time(engine: ScriptedEngine, start_rllm: Start) -> None:
+    gateway, size = await start_rllm(engine), 3 * 2**20
+    handle = await opened(gateway)
+
+    def edit(reply: dict[str, Any]) -> dict[str, Any]:
+        reply["choices"][0]["routed_experts"] = base64.b64encode(bytes(size)).decode()
+        return reply
+
+    for _ in range(8):
+        engine.faults.append(Fault(edit=edit))
+        await attempt(handle)
+    session, routes = gateway.sessions.by_id[handle.session_id.encode()], sys.modules["rllm_model_gateway.routes"]
+    tracemalloc.start()
+    try:
+        for _ in routes.traces_of(session, gateway.store.reader):
+            pass
+        assert tracemalloc.get_traced_memory()[1] < 7 * size
+    finally:
+        tracemalloc.stop()

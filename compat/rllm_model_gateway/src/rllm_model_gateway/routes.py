@@ -96,8 +96,10 @@ class RLLMRoutes:
 
 
 def traces_of(session: Session, reader: Reader) -> Iterator[bytes]:
-    """The turns of a session as rLLM's trace records, in JSON."""
-    records = [decode(payload) for payload in reader.readable(reader.numbers(session.number))]
+    """The turns of a session as rLLM's trace records, in JSON. The expert routing of one call is in memory at a time."""
+    numbers = reader.numbers(session.number)
+    records = [_without_routing(decode(payload)) for payload in reader.readable(numbers)]
+    number_of = {record.call_id: number for record, number in zip(records, numbers, strict=True)}
     messages = dict(zip((record.call_id for record in records), message_lists(records), strict=True))
     continued = {record.prompt_base.call_id for record in records if record.prompt_base.choice >= 0}
     whole = expand(records)
@@ -109,7 +111,10 @@ def traces_of(session: Session, reader: Reader) -> Iterator[bytes]:
             continue  # its agent did not get it whole
         if record.status == OK:
             asked = messages[record.call_id]
-            for turn, choice in zip(own, record.choices, strict=True):
+            choices = record.choices
+            if any(choice.routed_experts is not None for choice in choices):
+                choices = decode(reader.call(number_of[record.call_id])).choices
+            for turn, choice in zip(own, choices, strict=True):
                 told = {"session_id": session.id, "metadata": session.settings.metadata}
                 trace = msgspec.json.encode(_trace(record, turn, choice, asked) | told)
                 yield separator + trace.removesuffix(b"}") + b',"routing_matrices":'
@@ -117,6 +122,12 @@ def traces_of(session: Session, reader: Reader) -> Iterator[bytes]:
                 yield b"}"
                 separator = b","
     yield b"[]" if separator == b"[" else b"]"
+
+
+def _without_routing(record: CallRecord) -> CallRecord:
+    for choice in record.choices:
+        choice.routed_experts = None if choice.routed_experts is None else b""
+    return record
 
 
 def _trace(record: CallRecord, turn: Turn, choice: ChoiceRecord, asked: Any) -> dict[str, Any]:
