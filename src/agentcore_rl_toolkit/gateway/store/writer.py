@@ -40,7 +40,6 @@ _PROBE_BYTES = 64 * 2**10  # bytes that a full disk must store before it counts 
 _LOCKED_S = 5.0  # calls are refused if another program locks the file for longer
 _REST_S = 0.02  # pause between attempts at a locked file
 _SLICE_S = 0.02  # time of `tend` for removals: the loop has other work
-_REMOVED_AT_ONCE = 8  # a call of some megabytes takes a millisecond
 _READ_BYTES = 2**20  # bytes that a thread reads at a time
 _FETCH_S = 600.0  # removals wait for the fetches that began before the deletion, for this long
 _PRIVATE = "agentcore-rl-calls-"  # a directory of a private store
@@ -219,7 +218,7 @@ class Store:
         """Remove calls of deleted sessions for some milliseconds. Their space is used again."""
         now, done = time.monotonic(), 0
         oldest = min((began for began in self._reads if began > now - _FETCH_S), default=now)
-        some = f"(SELECT number FROM calls WHERE session = ? LIMIT {_REMOVED_AT_ONCE})"
+        one = "DELETE FROM calls WHERE number = (SELECT number FROM calls WHERE session = ? LIMIT 1)"
         try:
             with self._database:  # one transaction: with ``fsync`` each waits for the disk
                 self._database.execute("BEGIN IMMEDIATE")
@@ -227,8 +226,7 @@ class Store:
                     number, deleted = self.removing[done]
                     if deleted >= oldest:
                         break
-                    removed = self._database.execute(f"DELETE FROM calls WHERE number IN {some}", (number,))
-                    done += removed.rowcount < _REMOVED_AT_ONCE
+                    done += not self._database.execute(one, (number,)).rowcount
         except sqlite3.Error as e:
             log.error("deleted calls could not be removed (they are removed later): %s", trouble(e, self.path))
             return
