@@ -8,8 +8,10 @@ import contextlib
 import itertools
 import json
 import logging
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -136,10 +138,26 @@ async def test_cancelled_consumer_stops_every_session(client: RolloutClient, run
     task = asyncio.create_task(consume())
     await asyncio.to_thread(until, lambda: runtime.runs == 4)
     task.cancel()
-    with pytest.raises(asyncio.CancelledError):
+    with pytest.raises(asyncio.CancelledError) as kept:
         await task
     await asyncio.to_thread(client.flush)
     assert runtime.live == []
+    del kept
+
+
+def test_ctrl_c_stops_every_session_although_its_traceback_is_kept(
+    client: RolloutClient, runtime: ScriptedRuntime
+) -> None:
+    def interrupt() -> None:
+        until(lambda: runtime.runs == 3)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(KeyboardInterrupt) as kept:
+        list(client.run_batch([{"script": {"hang": True}}] * 3))
+    client.flush()
+    assert runtime.live == []
+    del kept
 
 
 def test_progress_hook_sees_every_item(client: RolloutClient) -> None:

@@ -156,17 +156,24 @@ class BatchResult:
     __aiter__ = __iter__
 
     def __next__(self) -> BatchItem:
-        return self._opened(None if self._over else self._portal.call(self._run.next_item()), StopIteration())
+        try:
+            return self._opened(None if self._over else self._portal.call(self._run.next_item()), StopIteration())
+        except BaseException:  # also Ctrl-C, whose traceback may keep this batch alive
+            self.close()
+            raise
 
     async def __anext__(self) -> BatchItem:
-        item = None if self._over else await self._portal.run(self._run.next_item())
-        return self._opened(item, StopAsyncIteration())
+        try:
+            item = None if self._over else await self._portal.run(self._run.next_item())
+            return self._opened(item, StopAsyncIteration())
+        except BaseException:
+            self.close()
+            raise
 
     def _opened(self, item: BatchItem | BaseException | None, end: Exception) -> BatchItem:
         """Return an item. Raises: the error that ended the batch, or ``end``."""
         if isinstance(item, BatchItem):
             return item
-        self._over = True
         raise end if item is None else item
 
     def close(self) -> None:
