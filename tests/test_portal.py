@@ -81,6 +81,7 @@ def test_a_closed_portal_leaves_no_thread_and_says_what_was_closed() -> None:
 def test_a_forked_child_gets_a_fresh_loop_or_is_told_to_make_its_owner_anew(owner: str | None, exit_code: int) -> None:
     portal = Portal("test-portal", owner=owner)
     portal.call(fine())
+    portal._lock.acquire()  # as if another thread of the parent were just starting the loop
     child = os.fork()
     if child == 0:
         try:
@@ -89,6 +90,7 @@ def test_a_forked_child_gets_a_fresh_loop_or_is_told_to_make_its_owner_anew(owne
             os._exit(3 if "make one in the child" in str(e) else 4)
         finally:
             os._exit(5)
+    portal._lock.release()
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == exit_code
     portal.close()
 

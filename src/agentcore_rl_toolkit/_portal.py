@@ -51,11 +51,15 @@ class Portal:
 
     def __init__(self, name: str, *, owner: str | None = None) -> None:
         self._name, self._owner = name, owner
-        self._lock = threading.RLock()
+        self._locks: dict[int, Any] = {}  # by process: a thread of the parent may have held its lock at a fork
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._pid = 0
         self._closed = False
+
+    @property
+    def _lock(self) -> Any:
+        return self._locks.setdefault(os.getpid(), threading.RLock())
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:

@@ -6,11 +6,13 @@ import asyncio
 import concurrent.futures
 import itertools
 import logging
+import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -217,6 +219,26 @@ def test_waits_never_end_a_rollout(client: RolloutClient) -> None:
     assert list(as_completed([slow, quick])) == [quick, slow]
     assert slow.wait() is True
     assert (slow.ok, quick.ok, quick.result()["status_code"]) == (True, False, 500)
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_waits_of_a_forked_child_are_refused(client: RolloutClient) -> None:
+    running, ended = client.invoke(script(hang=True)), client.submit(script(result={"n": 1}))
+    assert ended.wait(60)
+    child = os.fork()
+    if child == 0:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(30)  # ends this process if a wait does not end
+        waits: list[Callable[[], object]] = [running.result, running.wait, running.exception]
+        for wait in (*waits, lambda: list(as_completed([ended, running]))):
+            try:
+                wait()
+                os._exit(1)
+            except ConfigError as e:
+                if "make one in the child" not in str(e):
+                    os._exit(2)
+        os._exit(0 if ended.result()["n"] == 1 and list(as_completed([ended])) == [ended] else 3)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_as_completed_has_ended_rollouts_in_the_order_of_their_ends(client: RolloutClient) -> None:
@@ -686,3 +708,24 @@ def test_a_rollout_ends_although_a_handler_of_the_log_raises(
     future = make_client(retries=1).submit(script())
     assert isinstance(future.exception(60), OSError)
     assert future.outcome is Outcome.LOST
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+@pytest.mark.parametrize("how", ["close", "drop"])
+def test_a_forked_child_closes_or_drops_the_client_although_threads_held_its_locks(
+    make_client: MakeClient, how: str
+) -> None:
+    client = make_client()
+    client.invoke(script()).result(60)
+    with client._dispatcher.pacer._lock, client._portal._lock:
+        child = os.fork()
+        if child == 0:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(30)
+            thread = threading.Thread(
+                target=client.close if how == "close" else client._dispatcher.abandon, daemon=True
+            )
+            thread.start()  # the lock is another thread's than that of the fork
+            thread.join(20)
+            os._exit(thread.is_alive())
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

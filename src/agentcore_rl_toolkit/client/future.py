@@ -160,6 +160,7 @@ class RolloutFuture:
         if self._verdict is not None:
             return True
         self._portal.refuse_own_thread()
+        _ = self._portal.loop  # raises in a forked child, where the wait would not end
         try:
             result_of(self._done, timeout)
         except concurrent.futures.TimeoutError:
@@ -293,6 +294,7 @@ def as_completed(futures: Iterable[RolloutFuture], timeout: float | None = None)
     ended: list[concurrent.futures.Future[RolloutFuture]] = [concurrent.futures.Future() for _ in waiting]
     places = deque(ended)
     for future in waiting:
+        _ = future.done() or future._portal.loop  # as in `wait`
         future.add_done_callback(lambda done: places.popleft().set_result(done))
     for number, place in enumerate(ended):
         try:

@@ -28,6 +28,7 @@ import inspect
 import json
 import logging
 import math
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -458,7 +459,7 @@ class Dispatcher:
     def __post_init__(self) -> None:
         self._admission, self._calls = asyncio.Lock(), asyncio.Semaphore(self.calls_at_once)
         self.stops = Stops(self.transport, self.pacer, self.deadlines.stop_s, self._stopped)
-        self._own_key = ProofKey.new()
+        self._own_key, self._pid = ProofKey.new(), os.getpid()
         self._rollouts: dict[str, Rollout] = {}  # the key is the id of the first session
         self._watchers: dict[tuple[str, str], Watcher] = {}
         self._gets = 0
@@ -492,9 +493,10 @@ class Dispatcher:
 
     def leave(self) -> None:
         """Free everything that is shared or open. The loop stays."""
-        self.pacer.leave(self)
         open_dispatchers.discard(self)
-        self.transport.close()
+        if self._pid == os.getpid():  # in a forked child, a thread of the parent may hold the locks of these
+            self.pacer.leave(self)
+            self.transport.close()
 
     # ---- on the loop
 
