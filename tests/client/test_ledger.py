@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -48,6 +49,39 @@ def test_torn_last_line_is_ignored_and_does_not_spoil_the_next(tmp_path: Path) -
     ledger.append({"event": "accepted", "session_id": "s1"})
     ledger.close()
     assert [line["event"] for line in parse_lines(path.read_bytes())] == ["intent", "accepted"]
+
+
+def test_a_line_that_the_disk_takes_in_part_is_an_error_and_does_not_spoil_the_next(tmp_path: Path) -> None:
+    ledger = FileLedger(tmp_path / "ledger.jsonl")
+    ledger.open()
+    ledger.append(INTENT)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (ledger.path.stat().st_size + 20, limits[1]))
+    try:
+        with pytest.raises(OSError, match="No space left"):
+            ledger.append({**INTENT, "session_id": "s2"})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    ledger.append({**INTENT, "session_id": "s3"})
+    assert [line["session_id"] for line in parse_lines(ledger.path.read_bytes())] == ["s1", "s3"]
+    ledger.close()
+
+
+def test_a_ledger_torn_at_any_byte_keeps_the_lines_before_and_after(tmp_path: Path) -> None:
+    whole = FileLedger(tmp_path / "whole.jsonl")
+    whole.open()
+    for n in range(3):
+        whole.append({**INTENT, "index": n})
+    whole.close()
+    content = whole.path.read_bytes()
+    for size in range(len(content) + 1):
+        torn = FileLedger(tmp_path / "torn.jsonl")
+        torn.path.write_bytes(content[:size])
+        kept = torn.open()
+        torn.append({**INTENT, "index": 9})
+        assert torn.open() == [*kept, {**INTENT, "index": 9}]
+        assert len(kept) == content[:size].count(b"}")
+        torn.close()
 
 
 def test_second_process_is_refused_while_the_first_lives(tmp_path: Path) -> None:

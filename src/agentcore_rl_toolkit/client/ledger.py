@@ -77,24 +77,24 @@ class FileLedger:
         """Open the file for appending. Returns its lines. Raises: ConfigError if another process or client has it open."""
         if self._fd is None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            fd = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            self._fd = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
             try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as e:
-                os.close(fd)
+                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                self.proof_key = kept_key(self.path.with_name(self.path.name + ".key"))
+            except BaseException as e:
+                self.close()
+                if not isinstance(e, BlockingIOError):
+                    raise
                 raise ConfigError(
                     f"the ledger {self.path} is in use by another process or client; close that one"
                 ) from e
-            self._fd = fd
-            self.proof_key = kept_key(self.path.with_name(self.path.name + ".key"))
-            os.write(fd, b"\n")  # ends the torn line of a crash
         return list(parse_lines(self.path.read_bytes()))
 
     def append(self, line: Mapping[str, Any]) -> None:
         """Append a line. It survives the death of this process. Raises: OSError."""
         # One write of a few hundred bytes to the page cache: microseconds, so it may happen on the loop.
         if self._fd is not None:
-            data = json.dumps(line).encode() + b"\n"
+            data = b"\n" + json.dumps(line).encode()  # begins a line also behind one that a crash or a full disk tore
             if os.write(self._fd, data) < len(data):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
 
