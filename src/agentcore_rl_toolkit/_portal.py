@@ -51,7 +51,7 @@ class Portal:
 
     def __init__(self, name: str, *, owner: str | None = None) -> None:
         self._name, self._owner = name, owner
-        self._locks: dict[int, Any] = {}  # by process: a thread of the parent may have held its lock at a fork
+        self._locks: dict[int, Any] = {}  # one per process: at a fork, a thread of the parent may hold its lock
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._pid = 0

@@ -6,12 +6,13 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from agentcore_rl_toolkit.client import RolloutClient
 from agentcore_rl_toolkit.contract import Outcome
-from agentcore_rl_toolkit.errors import ConfigError
+from agentcore_rl_toolkit.errors import ConfigError, ContractError
 from scripted_runtime import ARN, ScriptedRuntime
 
 from .conftest import MakeClient
@@ -59,6 +60,17 @@ def test_a_batch_checks_its_values_before_anything_starts(client: RolloutClient,
         with pytest.raises(ConfigError, match=says):
             client.run_batch([{"script": {}}], **options)
     assert runtime.requests["invoke"] == 0
+
+
+def test_a_list_of_payloads_is_checked_before_anything_starts(client: RolloutClient, runtime: ScriptedRuntime) -> None:
+    rows: list[Any] = [{"script": {}}, "row 1"]
+    with pytest.raises(ConfigError, match="a payload must be a mapping, got str"):
+        client.run_batch(rows)
+    with pytest.raises(ContractError, match="input_id"):
+        client.run_batch(rows[:1] * 2, input_ids=["a", "../b"])
+    with pytest.raises(ConfigError, match="got str"):
+        list(client.run_batch(iter(rows), 1))
+    assert runtime.requests["invoke"] <= 1
 
 
 def test_an_id_that_is_too_long_for_a_file_is_refused_before_the_invoke(

@@ -680,6 +680,33 @@ def test_close_does_not_wait_for_an_invoke_that_hangs(make_client: MakeClient, r
     assert runtime.live == []
 
 
+def test_invokes_without_end_keep_neither_their_places_nor_their_sessions(
+    make_client: MakeClient, runtime: ScriptedRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rollout, "CONNECT_TIMEOUT_S", 0.1)
+    client = make_client(max_pool_connections=2, deadlines=Deadlines(start_s=1.0, confirm_s=0.1))
+    transport, over = client._dispatcher.transport, threading.Event()
+    invoke = transport.invoke
+
+    def drip(session_id: str, body: bytes) -> bytes:
+        reply = invoke(session_id, body)
+        over.wait()  # boto3's timeout begins again with each byte
+        return reply
+
+    transport.invoke = drip  # type: ignore[method-assign]
+    dripping = [client.submit(script(hang=True, heartbeat=False)) for _ in range(2)]
+    until(lambda: runtime.runs == 2)
+    transport.invoke = invoke  # type: ignore[method-assign]
+    try:
+        assert client.submit(script(result={"n": 1})).result(60)["n"] == 1  # it waits for a place
+        for future in dripping:
+            assert isinstance(future.exception(60), RolloutLostError)
+        until(lambda: runtime.live == [])
+        assert client.close() == []
+    finally:
+        over.set()
+
+
 def test_ctrl_c_that_another_thread_receives_ends_as_completed(client: RolloutClient) -> None:
     running = client.submit(script(hang=True))
     thread = threading.Timer(0.2, lambda: signal.pthread_kill(threading.get_ident(), signal.SIGINT))

@@ -233,7 +233,9 @@ class RolloutClient:
         Args:
             max_concurrent_sessions: rollouts in flight at a time. None: all.
             timeout: seconds each rollout may take from its invoke to its record.
-            initial_interval, max_interval, backoff_factor: without effect, because one watcher finds all results.
+            initial_interval: without effect, because one watcher finds all results.
+            max_interval: without effect.
+            backoff_factor: without effect.
             log_interval: seconds between two log lines; 0: none.
             input_ids: one per payload. The client invents an id for an empty one.
             overrides: `_rollout` entries per payload.
@@ -264,6 +266,10 @@ class RolloutClient:
         if ledger is not None:
             book = self._ledgers.setdefault(os.fspath(ledger), FileLedger(ledger))
         listed = payloads if isinstance(payloads, Sequence) else None
+        for payload in listed or ():  # an error of the last row must not end the batch after hours
+            check_payload(payload)
+        for input_id in input_ids or ():
+            check_id(input_id or "made up", "input_id")
         dispatcher, rows, end = self._dispatcher, enumerate(payloads), object()
         options: dict[str, Any] = {"timeout_s": timeout, "prepare": prepare, "ledger": book}
         options["retries"] = self.retries if retries is None else retries
@@ -432,8 +438,7 @@ class RolloutClient:
         **options: Any,
     ) -> Rollout:
         """Make a rollout; ``options`` are other fields of it."""
-        if not isinstance(payload, Mapping):
-            raise ConfigError(f"a payload must be a mapping, got {type(payload).__name__}")
+        check_payload(payload)
         if input_id is None or input_id == "":
             input_id = str(uuid.uuid4())
         check_id(input_id, "input_id")
@@ -451,6 +456,12 @@ class RolloutClient:
             raise_failures=self.on_failure == "raise",
             **{"deadlines": self.deadlines, "retries": self.retries, **options},
         )
+
+
+def check_payload(payload: Any) -> None:
+    """Check that a payload is a mapping. Raises: ConfigError."""
+    if not isinstance(payload, Mapping):
+        raise ConfigError(f"a payload must be a mapping, got {type(payload).__name__}")
 
 
 def export_prometheus(client: RolloutClient, *, registry: Any = None) -> None:

@@ -94,7 +94,7 @@ class FileLedger:
         """Append a line. It survives the death of this process. Raises: OSError."""
         # One write of a few hundred bytes to the page cache: microseconds, so it may happen on the loop.
         if self._fd is not None:
-            data = b"\n" + json.dumps(line).encode()  # begins a line also behind one that a crash or a full disk tore
+            data = b"\n" + json.dumps(line).encode()  # a line that a crash or a full disk tore ends here
             if os.write(self._fd, data) < len(data):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
 

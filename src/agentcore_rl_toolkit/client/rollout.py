@@ -69,7 +69,7 @@ from .pacing import Pacer, take_turn
 from .records import READS_AT_ONCE, Verdict, read_record
 from .settings import RETRYABLE, Deadlines, Prepare, TurnsOf, WatchSettings
 from .stops import Stops
-from .transport import CallError, Transport, in_thread, parse_reply, within
+from .transport import CONNECT_TIMEOUT_S, CallError, Transport, in_thread, parse_reply, within
 from .watcher import Waiter, Watcher
 
 logger = logging.getLogger("agentcore_rl_toolkit.client")
@@ -494,7 +494,7 @@ class Dispatcher:
     def leave(self) -> None:
         """Free everything that is shared or open. The loop stays."""
         open_dispatchers.discard(self)
-        if self._pid == os.getpid():  # in a forked child, a thread of the parent may hold the locks of these
+        if self._pid == os.getpid():  # a forked child may find their locks held
             self.pacer.leave(self)
             self.transport.close()
 
@@ -545,7 +545,10 @@ class Dispatcher:
 
     def invoke(self, session_id: str, body: bytes) -> asyncio.Future[bytes]:
         """Send one invoke, after `wait_for_turn`."""
-        call: asyncio.Future[bytes] = asyncio.ensure_future(in_thread(self.transport.invoke, session_id, body))
+        # Without a byte of the reply, an invoke ends within this time. A reply may also drip, or be a stream without end.
+        limit_s = self.transport.read_timeout_s + CONNECT_TIMEOUT_S
+        sent = within(in_thread(self.transport.invoke, session_id, body), limit_s)
+        call: asyncio.Future[bytes] = asyncio.ensure_future(sent)
         call.add_done_callback(lambda _: self._calls.release())
         return call
 
