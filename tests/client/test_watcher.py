@@ -401,3 +401,14 @@ async def test_sessions_are_not_lost_because_the_right_to_read_was(store: Object
     flaky.error, flaky.denied = None, set()
     await store.put_async("e/i/s.json", b"{}")
     assert await asyncio.wait_for(waiter.found, 30) is True
+
+
+async def test_a_pause_of_the_process_between_two_rare_rounds_is_no_silence(store: ObjectStore) -> None:
+    await store.put_async("e/i/s.alive", b"1")
+    w = watcher(store, cost=LookCost(interval_s=0.01, page=1, list_s=60.0, head_s=0.0))
+    waiter = w.add("e/i/s.json", expects_life=True, silence_s=2.0)
+    await asyncio.wait_for(waiter.seen_life.wait(), 60)
+    time.sleep(4.0)  # noqa: ASYNC251  # the process was stopped, and its agents with it
+    await asyncio.sleep(1.0)
+    assert not waiter.found.done()
+    w.close()

@@ -166,7 +166,7 @@ class Watcher:
         round_s, check_s, late_s = 0.0, 0.0, math.inf
         while self._waiters:
             began_s = time.monotonic()
-            if began_s >= round_s:
+            if began_s >= min(round_s, late_s):
                 round_s = await self._try_round(began_s, began_s > late_s) + time.monotonic()
             if began_s >= check_s and self.trouble is None:
                 await self._check_silence(began_s)
