@@ -203,7 +203,9 @@ class _History(History):
             call = tool_call(text_member(item, "call_id"), name, arguments)
             self._assistant().setdefault("tool_calls", []).append(call)
         elif kind in ("function_call_output", "custom_tool_call_output"):
-            content = joined(self.result_parts(item.get("output")))
+            if "output" not in item:
+                raise RequestError("output is required")
+            content = joined(self.result_parts(item["output"]))
             self._end_turn({"role": "tool", "tool_call_id": text_member(item, "call_id"), "content": content})
         else:
             self.left_out[kind] += 1
