@@ -500,6 +500,14 @@ CASES: list[tuple[str, str, str, dict[str, Any]]] = [
         expect("Hi", "commentary??\n"),
     ),
     ("plain", "a call in any family's form", "See <function=now>", expect("See <function=now>", status="unparsed")),
+    *(
+        ("llama", "a call that is cut", text, expect(text, status="unparsed"))
+        for text in (
+            '{"type": "function", "name": "look_up", "parameters": {"query": "x"',
+            '{\n  "name": "look_up",\n  "parameters": {"query": "x"}',
+            'So {"type": "function", "name": "look_up", "parameters": {}}',
+        )
+    ),
     ("hermes", "a call in another family's form", "[TOOL_CALLS]now{}", expect("[TOOL_CALLS]now{}", status="unparsed")),
 ]
 

@@ -60,7 +60,9 @@ class LlamaParser(OutputParser):
         return [self._emit(call) for call in calls]
 
     def _meant(self, text: str) -> bool:
-        return self._grammar.hinted(text) or text.lstrip("[ \n").startswith(tuple(f"{name}(" for name in self._tools))
+        in_json = '"parameters"' in text and any(f'"{name}"' in text for name in self._tools)
+        called = text.lstrip("[ \n").startswith(tuple(f"{name}(" for name in self._tools))
+        return in_json or called or self._grammar.hinted(text)
 
     def _release(self) -> list[Delta]:
         text, self._held = "".join(self._held or ()), None
