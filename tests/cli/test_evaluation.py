@@ -6,7 +6,6 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from agentcore_rl_toolkit.backends.collection.collect import collect_async
 from agentcore_rl_toolkit.backends.collection.groups import Group, GroupRequest
 from agentcore_rl_toolkit.backends.collection.recording import open_recording
 from agentcore_rl_toolkit.backends.collection.settings import CollectConfig
@@ -83,19 +82,6 @@ def test_a_rollout_whose_last_model_call_failed_does_not_count_and_one_without_c
     assert (reward_of(unrewarded), unrewarded.outcome) == (None, Outcome.OK)
     without = run(tmp_path / "other", config(), episodes, gateway=False)
     assert [score_of(item) for item in without] == [0.5, 0.5, None]
-
-
-async def test_held_out_rollouts_of_a_training_without_a_model_call_do_not_count() -> None:
-    """The agent did not reach the gateway, and caught the error."""
-    replay = Replay([Episode(input_id="a", record={"rewards": 0.0, "status_code": 200})])
-    [group] = await collect_async(
-        [GroupRequest(input_id="a", payload={})],
-        client=replay.client,
-        gateway=replay.gateway,
-        config=CollectConfig().replace(evaluation=True),
-    )
-    [rollout] = group.rollouts
-    assert (rollout.score, rollout.outcome, rollout.cause) == (None, Outcome.INVALID, Cause.INFRASTRUCTURE)
 
 
 def test_a_repeated_rollout_has_the_session_and_number_of_its_last_attempt(tmp_path: Path) -> None:

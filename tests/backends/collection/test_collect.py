@@ -63,6 +63,22 @@ async def one(episode: Episode, *, config: CollectConfig | None = None) -> Colle
     return groups[0].rollouts[0]
 
 
+async def test_a_held_out_rollout_counts_with_a_model_call_that_cannot_be_trained_but_not_without_a_call() -> None:
+    record = {
+        "rewards": 0.0,
+        "status_code": 200,
+    }  # without a call: the agent did not reach the gateway, and caught the error
+    held = turn(3, trainable=False, untrainable_reason="held_to_a_form")
+    rollouts = [
+        await one(Episode(input_id="a", turns=turns, record=record), config=CollectConfig(evaluation=True))
+        for turns in ([held], [])
+    ]
+    assert [(r.score, r.outcome, r.cause) for r in rollouts] == [
+        (0.0, Outcome.OK, None),
+        (None, Outcome.INVALID, Cause.INFRASTRUCTURE),
+    ]
+
+
 async def test_the_agent_is_told_the_sessions_address_and_key() -> None:
     replay = Replay([good()])
     await collect_async(

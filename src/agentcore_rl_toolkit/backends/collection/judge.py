@@ -150,7 +150,8 @@ def _judged(
         if flaw is not None and calls == 0 and (advice := advise_on_calls([record])):
             flaw = InvalidResultError(advice, cause=Cause.INFRASTRUCTURE)
         versions = trained_versions(trajectory)
-        if reason is None and flaw is not None and (config.require_tokens or capture is None):
+        measured = config.evaluation and capture is not None and (calls or not config.require_calls)
+        if reason is None and flaw is not None and not measured:
             reason = "no_tokens"
             if outcome is Outcome.OK:  # a policy may fail before its first token
                 outcome, error, cause = Outcome.INVALID, flaw, Cause.INFRASTRUCTURE

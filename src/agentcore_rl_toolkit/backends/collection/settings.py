@@ -86,8 +86,9 @@ class CollectConfig(RolloutSettings):
     """Settings for the collection of a batch of groups.
 
     A gateway that cannot be reached is waited for up to `gateway_patience_s`. With `require_reward` off a rollout without a
-    reward is usable. With `require_tokens` off, a rollout that the gateway recorded needs no token to train on. With `evaluation`
-    nothing is trained: the agent samples as it is deployed, but for `sampling_params`, and no group has `extra_rollouts`.
+    reward is usable. With `evaluation` nothing is trained: the agent samples as it is deployed, but for `sampling_params`, its
+    model calls need no token to train on, and no group has `extra_rollouts`. With `require_calls` off, an evaluation's rollout
+    may call no model at the gateway.
     """
 
     ALIASES: ClassVar[Mapping[str, str]] = {"train": "train_on"}
@@ -95,7 +96,7 @@ class CollectConfig(RolloutSettings):
     gateway_timeout_s: Positive = 60.0
     gateway_patience_s: NotNegative = 120.0
     require_reward: bool = True
-    require_tokens: bool = True
+    require_calls: bool = True
     evaluation: bool = False
 
     if TYPE_CHECKING:  # type checkers know the groups only

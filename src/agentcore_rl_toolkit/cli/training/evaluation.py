@@ -77,7 +77,7 @@ def collect(
 
 def evaluation_config(**settings: Any) -> CollectConfig:
     """Return the settings of a collection in which an agent may leave out its reward, or call another model."""
-    return CollectConfig(evaluation=True, require_reward=False, require_tokens=False, **settings)
+    return CollectConfig(evaluation=True, require_reward=False, require_calls=False, **settings)
 
 
 def item_of(rollout: CollectedRollout, index: int, config: CollectConfig) -> BatchItem:
