@@ -81,13 +81,16 @@ def test_close_reports_the_sessions_that_it_could_not_stop(
 
 
 def test_a_session_that_could_not_be_stopped_earlier_is_reported_too(
-    make_client: MakeClient, runtime: ScriptedRuntime
+    make_client: MakeClient, runtime: ScriptedRuntime, caplog: pytest.LogCaptureFixture
 ) -> None:
     client = make_client()
     runtime.stop_faults.append("403")
     future = client.submit({"script": {}})
     future.result(60)
     assert client.flush() == [future.session_id] == client.close()
+    (line,) = [r for r in caplog.records if "could not be stopped" in r.getMessage()]
+    assert line.levelno == logging.WARNING
+    assert "AccessDeniedException" in line.getMessage()
 
 
 @pytest.mark.parametrize("fault", ["down", "hang"])

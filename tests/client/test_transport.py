@@ -39,7 +39,7 @@ def test_an_answer_without_end_is_read_to_its_bound_only(runtime: ScriptedRuntim
     assert len(transport(runtime.url).invoke(new_session_id(), reply(most))) > most
     body = transport(runtime.url).invoke(new_session_id(), reply(8 * MAX_REPLY_BYTES))
     assert len(body) == MAX_REPLY_BYTES
-    with pytest.raises(InvalidResultError, match="not JSON"):
+    with pytest.raises(InvalidResultError, match=r"not JSON.*@app.rollout_entrypoint"):
         parse_reply(body, "s")
 
 

@@ -465,7 +465,7 @@ def check_payload(payload: Any) -> None:
 
 
 def export_prometheus(client: RolloutClient, *, registry: Any = None) -> None:
-    """Export the counts of a client, as in `RolloutClient.stats`, to a registry (default: the global one).
+    """Export the counts of a client, as in `RolloutClient.stats`, to a registry (default: the global one). It takes one client.
 
     Metrics: ``agentcore_rl_rollouts_total{outcome}``, ``agentcore_rl_failures_total{cause}``, ``agentcore_rl_in_flight``,
     ``agentcore_rl_events_total{event}``, ``agentcore_rl_records_total{proof}``.

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from .._servers.tasks import Tasks
+from ..logs import WarnsOnceAMinute
 from ..store import backoff_s
 from .ledger import FileLedger
 from .pacing import Pacer, take_turn
@@ -40,6 +41,7 @@ class Stops:
         self._tasks = Tasks()
         self._places, self._pace = asyncio.Semaphore(STOPS_AT_ONCE), asyncio.Lock()
         self._hurry = asyncio.Event()  # stops no longer wait for the invokes of their sessions
+        self._warnings = WarnsOnceAMinute(logger)
 
     def start(
         self, session_id: str, ledger: FileLedger, invoke: asyncio.Future[bytes] | None = None
@@ -101,6 +103,7 @@ class Stops:
                 error, pause_s = e, self._stop_s
             spent_s += time.monotonic() - began_s + pause_s
             if spent_s > self._stop_s:
-                logger.info("session %s could not be stopped: %s", session_id, error, extra={"session_id": session_id})
+                ids = {"session_id": session_id}
+                self._warnings.warning("session %s could not be stopped: %s", session_id, error, extra=ids)
                 return False
             await asyncio.sleep(pause_s)

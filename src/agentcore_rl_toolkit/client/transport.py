@@ -296,7 +296,7 @@ def parse_reply(body: bytes, session_id: str) -> dict[str, Any]:
     try:
         reply = json.loads(body)
     except (ValueError, RecursionError) as e:
-        text = f"the agent answered with something that is not JSON: {body[:200]!r}"
+        text = f"the agent answered with something that is not JSON, {NO_ROLLOUT}: {body[:200]!r}"
         raise InvalidResultError(text, session_id=session_id) from e
     fields = reply if isinstance(reply, dict) else {}
     if fields.get("status") == REFUSED:
