@@ -195,7 +195,7 @@ def test_ctrl_c_or_the_end_of_the_job_does_not_wait_for_the_scores_that_have_not
         preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),  # nohup ignores SIGHUP, and a shell's & SIGINT
     ) as process:
         assert process.stderr is not None
-        assert any(line.startswith("1/40 done") for line in process.stderr)
+        assert any(line.startswith("2/40 done") for line in process.stderr)
         process.send_signal(number)
         began_s = time.monotonic()
         assert "to continue" in process.stderr.read().lower()
