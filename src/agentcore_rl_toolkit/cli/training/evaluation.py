@@ -51,7 +51,7 @@ def collect(
 ) -> None:
     """Collect groups, and call ``add`` with the place and the group of each request. Blocks.
 
-    The next request is taken when a slot is free. ``shared`` are further arguments of `collect_async`. Raises: as that.
+    The next request is taken when a slot is free. ``shared`` are further arguments of `collect_async`, whose errors are raised.
     """
     shared |= {"client": client, "gateway": gateway, "config": config, "recording": recording}
 
