@@ -93,17 +93,40 @@ ASGI = (
     + """
 import contextlib, json, uvicorn
 from starlette.applications import Starlette
+from starlette.background import BackgroundTask
 from starlette.middleware import Middleware
+from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.middleware.gzip import GZipMiddleware
-from starlette.responses import JSONResponse, PlainTextResponse
+from starlette.responses import JSONResponse, PlainTextResponse, StreamingResponse
 from starlette.routing import Route
 
 @contextlib.asynccontextmanager
 async def lifespan(app):
     yield {"started": True}
 
+async def parts(payload):
+    yield "4"
+    if payload["fail"] == "stream":
+        raise KeyError("lamp")
+
+async def as_it_is(request, call_next):
+    return await call_next(request)
+
+def raise_after_answer():
+    raise KeyError("the background task failed")
+
+async def with_teardown(scope, receive, send):
+    await JSONResponse(42)(scope, receive, send)
+    raise KeyError("the teardown failed")
+
 async def invocations(request):
     payload = await request.json()
+    if payload.get("fail") == "teardown":
+        return with_teardown
+    if payload.get("fail") in ("stream", "background"):
+        background = BackgroundTask(raise_after_answer) if payload["fail"] == "background" else None
+        response = StreamingResponse(parts(payload), media_type="text/plain", background=background)
+        return BaseHTTPMiddleware(response, as_it_is) if payload["middleware"] else response
     if payload.get("fail") == "refuse":
         return JSONResponse({"detail": "no such order"}, status_code=404)
     if payload.get("text"):
@@ -241,6 +264,19 @@ def test_an_exception_after_the_first_part_of_a_stream_is_the_agents(streaming: 
     failed = streaming.run({"stream": ["4"], "fail": "late"})
     assert (failed["outcome"], failed["error_type"]) == ("agent_error", "KeyError")
     assert "_answer" not in failed
+
+
+@pytest.mark.parametrize("middleware", [False, True])
+def test_an_exception_after_the_complete_answer_is_logged_and_the_answer_counts(
+    agents: Callable[[str], Agent], middleware: bool
+) -> None:
+    agent = agents(ASGI)
+    record = agent.run({"fail": "background", "middleware": middleware})
+    assert (record["outcome"], record["_answer"]) == ("ok", "4")
+    assert "KeyError: 'the background task failed'" in agent.log
+    assert agent.run({"fail": "teardown"})["_answer"] == 42
+    broken = agent.run({"fail": "stream", "middleware": middleware})
+    assert (broken["outcome"], broken["error_type"]) == ("agent_error", "KeyError")
 
 
 def test_an_error_response_is_the_agents_failure_and_plain_text_an_answer(agents: Callable[[str], Agent]) -> None:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import re
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
 from pathlib import Path
@@ -38,6 +40,8 @@ from ..rollout import RolloutFunction
 from ..runner import AgentRunner
 from ..settings import AgentSettings
 from .routes import Route, routed, unroute
+
+logger = logging.getLogger(__name__)
 
 SESSION_HEADER = b"x-amzn-bedrock-agentcore-runtime-session-id"
 LONGEST_TEXT = 2_000  # characters of an error response in an error
@@ -209,12 +213,15 @@ async def _request(app: Any, scope: Mapping[str, Any], body: bytes) -> tuple[int
     _seen.set(seen)
     started: Message = {"status": 500, "headers": ()}
     parts: list[bytes] = []
+    complete = False
 
     async def send(message: Message) -> None:
+        nonlocal complete
         if message["type"] == "http.response.start":
             started.update(message)
         else:
             parts.append(message.get("body", b""))
+            complete = started["status"] < 400 and not message.get("more_body")
 
     kept = [(name, value) for name, value in scope["headers"] if name.lower() not in _REPLACED]
     # AgentCore's SDK for TypeScript streams only to callers that ask for it.
@@ -222,11 +229,17 @@ async def _request(app: Any, scope: Mapping[str, Any], body: bytes) -> tuple[int
     given = {**scope, "headers": [*kept, *own], "state": dict(scope.get("state", {}))}
     try:
         await app(given, _replayed(body, asyncio.Event().wait), send)
-    except SystemExit as e:  # asyncio would end the server's loop
-        seen["error"] = AgentError(f"the agent called sys.exit: {e}", error_type="SystemExit")
-        seen["error"].__cause__ = e
-    except Exception as e:
-        seen["error"] = e
+    except (Exception, SystemExit) as e:
+        files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(e.__traceback__)]
+        # Starlette's middleware also completes an answer whose stream broke, but only then do background tasks run.
+        broken = any(file.endswith("starlette/middleware/base.py") for file in files)
+        if any(file.endswith("starlette/background.py") for file in files) or (complete and not broken):
+            logger.error("the agent raised after its answer, which counts", exc_info=e)
+        elif isinstance(e, SystemExit):  # asyncio would end the server's loop
+            seen["error"] = AgentError(f"the agent called sys.exit: {e}", error_type="SystemExit")
+            seen["error"].__cause__ = e
+        else:
+            seen["error"] = e
     import httpx
 
     kind = next((value for name, value in started["headers"] if name.lower() == b"content-type"), b"").lower()
