@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
+import ssl
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -11,6 +13,7 @@ from urllib.parse import parse_qs, quote, urlsplit
 
 import openai
 import pytest
+import strands
 from aws_bedrock_token_generator import provide_token
 
 from agentcore_rl_toolkit import AgentCoreRLApp
@@ -193,9 +196,9 @@ def test_a_hosted_model_is_reached_by_every_client(app: AgentCoreRLApp, monkeypa
         if signed(theirs)[2]["X-Amz-Date"] == signed(ours["api_key"])[2]["X-Amz-Date"]:
             break
     assert ours == {"base_url": address, "api_key": theirs}
-    strands = model.strands_model(max_tokens=64)
-    assert (type(strands).__name__, strands.get_config()["max_tokens"]) == ("BedrockModel", 64)
-    assert strands.get_config()["model_id"] == model.model_id
+    made = model.strands_model(max_tokens=64)
+    assert (type(made).__name__, made.get_config()["max_tokens"]) == ("BedrockModel", 64)
+    assert made.get_config()["model_id"] == model.model_id
     assert model.bedrock_client().meta.service_model.service_name == "bedrock-runtime"
     monkeypatch.setenv("AWS_BEARER_TOKEN_BEDROCK", "bedrock-key")
     assert model.api_key == "bedrock-key"
@@ -203,12 +206,35 @@ def test_a_hosted_model_is_reached_by_every_client(app: AgentCoreRLApp, monkeypa
 
 def test_a_model_at_an_address_is_openais_for_strands_and_none_for_bedrock(app: AgentCoreRLApp) -> None:
     model = app.model(default={"base_url": "http://gateway/v1", "model_id": "m", "sampling_params": {"top_k": 5}})
-    strands = model.strands_model(max_tokens=64)
-    config = {name: strands.get_config()[name] for name in ("model_id", "params")}
+    made = model.strands_model(max_tokens=64)
+    config = {name: made.get_config()[name] for name in ("model_id", "params")}
     assert config == {"model_id": "m", "params": {"max_tokens": 64, "extra_body": {"top_k": 5}}}
-    assert strands.client_args == {"base_url": "http://gateway/v1", "api_key": "none"}
     with pytest.raises(ConfigError, match="openai_kwargs"):
         model.bedrock_client()
+
+
+def test_calls_of_strands_share_certificates_and_no_connection(
+    app: AgentCoreRLApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Asked] = []
+    read: list[Any] = []
+    load = ssl.SSLContext.load_verify_locations
+    monkeypatch.setattr(ssl.SSLContext, "load_verify_locations", lambda *given: (read.append(given), load(*given))[1])
+    chunk = {"id": "c", "object": "chat.completion.chunk", "created": 0, "model": "m"}
+    choice = {"index": 0, "delta": {"role": "assistant", "content": "hi"}, "finish_reason": "stop"}
+
+    def answer(asked: Asked) -> tuple[Any, ...]:
+        seen.append(asked)
+        return 200, f"data: {json.dumps({**chunk, 'choices': [choice]})}\n\ndata: [DONE]\n\n".encode()
+
+    with answering(answer) as url:
+        for key in ("one", "two"):
+            model = app.model(default={"base_url": f"{url}/v1", "model_id": "m", "api_key": key})
+            agent = strands.Agent(model.strands_model(), callback_handler=None)
+            for _ in range(2):
+                assert str(agent("hello")).strip() == "hi"
+    assert [asked.headers["authorization"] for asked in seen] == ["Bearer one"] * 2 + ["Bearer two"] * 2
+    assert len(read) <= 1
 
 
 async def model_of_a_rollout(app: AgentCoreRLApp, **block: Any) -> Model:
