@@ -107,7 +107,7 @@ async def test_a_scorer_that_hangs_ends_at_its_deadline(caplog: pytest.LogCaptur
         return 1.0
 
     for function in (lambda *given: ended.wait(60), hang):
-        with pytest.raises(ScorerError, match=r"took longer than 0.05 s"):
+        with pytest.raises(ScorerError, match=r"took longer than 0.05 s$"):
             await scorer(function, timeout_s=0.05).score(ROW, RECORD, [])
     ended.set()
     assert await scorer(fast).score(ROW, RECORD, [])  # the loop of the scorers has had its turn since
@@ -145,6 +145,7 @@ async def test_scorers_that_wait_for_one_that_blocks_their_loop_are_masked_at_th
     for done in await asyncio.wait_for(asyncio.gather(*waiting), 10):
         assert (done.reward, done.score, done.mask_reason, done.cause) == (None, None, "scorer", Cause.SCORER)
         assert "took longer than 0.2 s" in str(done.reason)
+        assert "the async scorer score.py:score blocks the loop of all async scorers" in str(done.reason)
     ended.set()
     assert await scorer(fast).score(ROW, RECORD, []) == {"reward": 1.0}
 

@@ -71,15 +71,24 @@ class Scorer:
         except ScorerError:
             raise
         except TimeoutError:
-            raise ScorerError(f"the scorer {self.name} took longer than {self.timeout_s:g} s") from None
+            text = f"the scorer {self.name} took longer than {self.timeout_s:g} s"
+            if _portal.started and (running := asyncio.current_task(_portal.loop)) is not None:
+                await asyncio.sleep(0.1)
+                if asyncio.current_task(_portal.loop) is running:
+                    text += f"; the async scorer {running.get_name()} blocks the loop of all async scorers: without "
+                    text += "`async`, it gets a thread"
+            raise ScorerError(text) from None
         except Exception as e:  # no thread can be started, or a number of the user's own class raises
             raise self._failure(e) from e
 
     async def _awaited(self, awaitable: Awaitable[Any]) -> Any:
+        task = asyncio.current_task()
+        assert task is not None
+        task.set_name(self.name)
         try:
             return await awaitable
         except BaseException as e:
-            if isinstance(e, asyncio.CancelledError) and (task := asyncio.current_task()) and task.cancelling():
+            if isinstance(e, asyncio.CancelledError) and task.cancelling():
                 raise  # its deadline has passed
             raise self._failure(e) from e
 
