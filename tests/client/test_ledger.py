@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -103,6 +104,30 @@ def test_second_process_is_refused_while_the_first_lives(tmp_path: Path) -> None
     ledger.close()
     assert other.open() == []
     other.close()
+
+
+def test_a_forked_child_does_not_keep_the_ledger_of_its_parent(tmp_path: Path) -> None:
+    ledger = FileLedger(tmp_path / "ledger.jsonl")
+    ledger.open()
+    go, end = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(end)
+        ledger.append({**INTENT, "session_id": "of the child"})
+        os.read(go, 1)
+        os._exit(0)
+    try:
+        with pytest.raises(ConfigError, match="in use"):
+            FileLedger(ledger.path).open()
+        ledger.append(INTENT)
+        ledger.close()
+        other = FileLedger(ledger.path)
+        assert other.open() == [INTENT]
+        other.close()
+    finally:
+        os.close(end)
+        os.waitpid(child, 0)
+        os.close(go)
 
 
 def test_ledger_that_cannot_be_written_harms_no_rollout(
