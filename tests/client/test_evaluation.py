@@ -15,6 +15,8 @@ from agentcore_rl_toolkit.client.evaluation import read_rows, summarize, write_r
 from agentcore_rl_toolkit.contract import ERRORS, Cause, Outcome, cause_of
 from agentcore_rl_toolkit.errors import AgentError, ConfigError
 
+from .conftest import MakeClient
+
 
 def item(
     reward: float | None,
@@ -146,12 +148,16 @@ def test_subscriber_hears_the_life_of_a_rollout(client: RolloutClient) -> None:
     assert received[2][1]["outcome"] == "ok"
 
 
-def test_prometheus_gets_the_counts_of_a_client(client: RolloutClient) -> None:
-    registry = prometheus_client.CollectorRegistry()
-    export_prometheus(client, registry=registry)
-    future = client.invoke({"script": {"hang": True}})
-    assert registry.get_sample_value("agentcore_rl_in_flight") == 1
-    future.cancel()
-    client.close()
+def test_prometheus_gets_the_counts_of_all_clients_of_a_registry(make_client: MakeClient) -> None:
+    registry = prometheus_client.CollectorRegistry(auto_describe=True)  # as the global one
+    clients = make_client(), make_client()
+    for client in (*clients, clients[0]):
+        export_prometheus(client, registry=registry)
+    futures = [client.invoke({"script": {"hang": True}}) for client in clients]
+    assert registry.get_sample_value("agentcore_rl_in_flight") == 2
+    for future, client in zip(futures, clients, strict=True):
+        future.cancel()
+        client.close()
     assert registry.get_sample_value("agentcore_rl_in_flight") == 0
-    assert registry.get_sample_value("agentcore_rl_rollouts_total", {"outcome": "cancelled"}) == 1
+    assert registry.get_sample_value("agentcore_rl_rollouts_total", {"outcome": "cancelled"}) == 2
+    assert prometheus_client.generate_latest(registry).count(b"\nagentcore_rl_in_flight ") == 1

@@ -11,6 +11,7 @@ import os
 import resource
 import uuid
 import weakref
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from pathlib import Path
 from typing import Any
@@ -464,8 +465,15 @@ def check_payload(payload: Any) -> None:
         raise ConfigError(f"a payload must be a mapping, got {type(payload).__name__}")
 
 
+_exported: weakref.WeakKeyDictionary[Any, set[RolloutClient]] = (
+    weakref.WeakKeyDictionary()
+)  # the clients of each registry
+
+
 def export_prometheus(client: RolloutClient, *, registry: Any = None) -> None:
-    """Export the counts of a client, as in `RolloutClient.stats`, to a registry (default: the global one). It takes one client.
+    """Export the counts of a client, as in `RolloutClient.stats`, to a registry (default: the global one).
+
+    If a registry gets several clients, it has the sums of their counts.
 
     Metrics: ``agentcore_rl_rollouts_total{outcome}``, ``agentcore_rl_failures_total{cause}``, ``agentcore_rl_in_flight``,
     ``agentcore_rl_events_total{event}``, ``agentcore_rl_records_total{proof}``.
@@ -484,17 +492,26 @@ def export_prometheus(client: RolloutClient, *, registry: Any = None) -> None:
         ("records", "proof"): {proof: proof for proof in Proof},
     }
 
+    registry = registry or prometheus.REGISTRY
+    if registry in _exported:  # it refuses two metrics of one name
+        _exported[registry].add(client)
+        return
+    clients = _exported[registry] = {client}
+
     class Collector:
         def collect(self) -> Iterator[Any]:
-            stats = client.stats
+            stats: Counter[str] = Counter()
+            for each in list(clients):
+                stats.update(each.stats)
             for (name, label), values in counts.items():
                 family = CounterMetricFamily(f"agentcore_rl_{name}", f"{name}, by {label}", labels=[label])
                 for value, counted in values.items():
-                    family.add_metric([str(value)], stats.get(counted, 0))
+                    family.add_metric([str(value)], stats[counted])
                 yield family
-            yield GaugeMetricFamily("agentcore_rl_in_flight", "rollouts without an outcome", len(client.flights()))
+            in_flight = sum(len(each.flights()) for each in list(clients))
+            yield GaugeMetricFamily("agentcore_rl_in_flight", "rollouts without an outcome", in_flight)
 
-    (registry or prometheus.REGISTRY).register(Collector())
+    registry.register(Collector())
 
 
 def _for_the_agent(
