@@ -27,9 +27,10 @@ import os, subprocess, sys
 sys.path.insert(0, {str(ISOLATION)!r})
 import view
 project, *names = sys.argv[1:]
-reason = view.why_none(project)
+reason, no_overlay = view.try_out(project)
 if reason is not None:
     sys.exit(f"no view: {{reason}}")
+print(*no_overlay)
 written = [os.pipe(), os.pipe()]
 children = []
 for me in (0, 1):
@@ -72,11 +73,13 @@ def test_two_sessions_write_the_same_files_and_each_reads_its_own(
         (project / name).parent.mkdir(parents=True, exist_ok=True)
         (project / name).write_text("outside")
     (project / "zeros").write_bytes(bytes(MAX_COPIED_BYTES))
+    (project / "procfs").mkdir()
     for path in [project, *project.rglob("*")]:
         path.chmod(0o700 if path.is_dir() else 0o600)
         if user:
             os.chown(path, 65534, 65534)
     covers = Cover(project / "agent.py", [project], [], [project / "hidden/answers"], root=listings).mounts
+    covers |= {str(project / "procfs"): "/proc/sys"}  # the kernel stacks no overlay on this file system
     for folder in [listings, *listings.rglob("*")]:
         folder.chmod(0o777)
     tmp = folders("tmp")
@@ -96,12 +99,21 @@ def test_two_sessions_write_the_same_files_and_each_reads_its_own(
     )
     if "no view" in done.stderr:
         pytest.skip(done.stderr.strip())
-    shown = [".env", "hidden", "new", "package", "rows.db", "zeros"]
+    shown = [".env", "hidden", "new", "package", "procfs", "rows.db", "zeros"]
+    assert done.stdout.splitlines()[:1] == [str(project / "procfs")], done.stderr
     for me in (0, 1):
         found = [f"outside {me}"] * len(files) + [f" {me}"] * 3 + ["Read-only file system"]
         assert f"{me} {found} {shown} ['0']" in done.stdout.splitlines(), (done.stdout, done.stderr)
     assert {(project / name).read_text() for name in files} == {"outside"}
     assert not (project / "new").exists()
+
+
+def test_an_error_about_a_full_view_shows_its_limit_and_larger_folders() -> None:
+    full, facts = OSError(28, "No space left on device"), describe(["/usr"], [])
+    assert hint(full, {VARIABLE: facts}) is None
+    text = str(hint(full, {VARIABLE: facts.replace("}", ', "view": "1024 MiB"}')}))
+    assert "may write 1024 MiB to the agent's project, /tmp and /dev/shm" in text
+    assert "--writable DIR" in text
 
 
 def test_an_error_about_the_project_says_why_it_is_read_only() -> None:

@@ -2,8 +2,9 @@
 
 Theory of operation. In the sandbox the project is read-only and the same for all sessions of an agent version. A forked session
 makes a user namespace and a mount namespace, and builds the project again on its own tmpfs: an overlay for each folder, and a
-copy of each file that the sandbox mounts by itself. /tmp and /dev/shm are overlays, too. What the session writes stays on the
-tmpfs and ends with it. Of the folders of all sessions (sessions, logs, sockets) and the store, it sees only its own part.
+copy of each file that the sandbox mounts by itself. /tmp, /dev/shm and the home folder of the agent's file are overlays, too.
+What the session writes stays on the tmpfs and ends with it. Of the folders of all sessions (sessions, logs, sockets) and the
+store, it sees only its own part.
 A folder is one overlay where no other mount lies below it. `Cover` mounts the entries of a folder with hidden files one by
 one, so such a folder is built entry by entry.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import json
 import os
 import re
 import shutil
@@ -22,26 +24,32 @@ from pathlib import Path
 SCRATCH = "/.view"  # a folder of the sandbox, which is covered while a view is built
 TMP, SHM = "/tmp", "/dev/shm"
 BARE_TMP = "/.tmp"  # /tmp without its inner mounts, which allow no overlay. It is missing if /tmp is this machine's.
-MAX_BYTES = 2**30  # limit of what a session writes to its view
+MAX_BYTES = 2**30  # limit of what a session writes to its view, which is memory
+MAX_FILES = 2**18  # limit of the files that it makes there. Each takes about 1 KiB of the kernel's memory.
 MAX_COPIED_BYTES = 2**25  # limit of a session's copied files. The other files stay read-only.
 EMPTIED_BYTES = 2**16  # size of a folder that is empty except for mount points
 MAX_ENTRIES = 500  # a larger folder that has hidden files in it stays read-only
 _NEW_MOUNTS, _NEW_USERS = 0x00020000, 0x10000000  # CLONE_NEWNS, CLONE_NEWUSER
 _BIND, _RECURSIVE, _NOTHING_SET, _DETACH = 4096, 16384, 0, 2  # MS_BIND, MS_REC, no flag, MNT_DETACH
+_READ_ONLY = _BIND | 32 | 1 | 2 | 4  # MS_REMOUNT, MS_RDONLY, and MS_NOSUID and MS_NODEV, which Bubblewrap has set
 _DROP_FROM_BOUNDING_SET, _SYS_ADMIN = 24, 21  # PR_CAPBSET_DROP, CAP_SYS_ADMIN
 _CAPABILITY_VERSION = 0x20080522  # _LINUX_CAPABILITY_VERSION_3
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def make(project: str, *, emptied: Collection[str] = (), own: Collection[tuple[str, str]] = ()) -> None:
+def make(
+    project: str, *, home: str | None = None, emptied: Collection[str] = (), own: Collection[tuple[str, str]] = ()
+) -> list[str]:
     """Replace the project with a view of this process, which must have one thread. Raises: OSError.
 
-    ``emptied``: folders of all sessions, which are empty in the view. ``own``: paths, also in these, and the folders that the
-    view has there.
+    ``home``: the home folder of the agent's file, in which libraries keep caches. ``emptied``: folders of all sessions, which
+    are empty in the view. ``own``: paths, also in these, and the folders that the view has there.
+
+    Returns the folders that all sessions share, because the kernel allows no overlay there.
     """
     folder = os.getcwd()
     _enter_namespaces()
-    _mount("view", SCRATCH, "tmpfs", _NOTHING_SET, f"size={MAX_BYTES},mode=700")
+    _mount("view", SCRATCH, "tmpfs", _NOTHING_SET, f"size={MAX_BYTES},nr_inodes={MAX_FILES},mode=700")
     builder = _Builder(_mount_points(project))
     builder.build(project, f"{SCRATCH}/project")
     _mount(f"{SCRATCH}/project", project, None, _BIND | _RECURSIVE)
@@ -52,6 +60,9 @@ def make(project: str, *, emptied: Collection[str] = (), own: Collection[tuple[s
         os.makedirs(path, exist_ok=True)
         _mount(f"/proc/self/fd/{source}", path, None, _BIND)
         os.close(source)
+    if home is not None:
+        builder.overlay(home, f"{SCRATCH}/home")
+        _mount(f"{SCRATCH}/home", home, None, _BIND)
     if os.path.isdir(BARE_TMP):
         builder.overlay(BARE_TMP, f"{SCRATCH}/tmp")
         _bind_inner(TMP, _mount_points(TMP))
@@ -59,9 +70,11 @@ def make(project: str, *, emptied: Collection[str] = (), own: Collection[tuple[s
     if not _mount_points(SHM):
         builder.overlay(SHM, f"{SCRATCH}/shm")
         _mount(f"{SCRATCH}/shm", SHM, None, _BIND)
+    _mount("/dev", "/dev", None, _READ_ONLY)  # it is memory without a limit, and all sessions would write to it
     _call(_libc.umount2, os.fsencode(SCRATCH), _DETACH)
     os.chdir(folder)  # a folder in the project is another one now
     _give_up_mounting()
+    return [TMP if path == BARE_TMP else path for path in builder.refused]
 
 
 def join(pid: int) -> None:
@@ -73,23 +86,26 @@ def join(pid: int) -> None:
     _give_up_mounting()
 
 
-def why_none(project: str) -> str | None:
-    """Return why the kernel allows no view of this project, found out in a child, or None if it allows one."""
+def try_out(project: str, home: str | None = None) -> tuple[str | None, list[str]]:
+    """Make a view of this project in a child.
+
+    Returns why the kernel allows no view, or None if it allows one, and the folders of `make`.
+    """
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         try:
-            make(project)
-            os.write(writing, b"\0")
+            os.write(writing, json.dumps([None, make(project, home=home)]).encode())
         except BaseException as e:
-            os.write(writing, str(e)[:500].encode(errors="replace"))
+            os.write(writing, json.dumps([str(e)[:500], []]).encode())
         finally:
             os._exit(0)
     os.close(writing)
     with os.fdopen(reading, "rb") as answer:
         text = answer.read()
     os.waitpid(child, 0)
-    return None if text == b"\0" else text.decode(errors="replace") or "the kernel ended the attempt"
+    why, refused = json.loads(text) if text else ("the kernel ended the attempt", [])
+    return why, refused
 
 
 class _Builder:
@@ -97,6 +113,7 @@ class _Builder:
 
     def __init__(self, mounts: dict[str, bool]) -> None:
         self._mounts, self._overlays, self._bytes_left = mounts, 0, MAX_COPIED_BYTES
+        self.refused: list[str] = []  # folders without an overlay
 
     def build(self, path: str, target: str) -> None:
         """Show ``path`` at ``target``, which does not exist yet."""
@@ -141,6 +158,7 @@ class _Builder:
         except OSError:
             if self._overlays == 1:  # the kernel or this file system allows none
                 raise
+            self.refused.append(path)
             _mount(path, target, None, _BIND | _RECURSIVE)
         finally:
             os.close(lower)

@@ -16,6 +16,7 @@ import pytest
 
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.isolation import sandbox
+from agentcore_rl_toolkit.isolation.view import MAX_BYTES, MAX_FILES
 
 from ..conftest import Server, shown
 
@@ -46,10 +47,11 @@ app.run()
 """
 # It runs the shell command of its payload. Its child serves a socket in a folder of /tmp.
 RUNS_SHELL = """
-import socket, subprocess, time
+import os, socket, subprocess, time
 from pathlib import Path
 from bedrock_agentcore.runtime import BedrockAgentCoreApp
 app = BedrockAgentCoreApp()
+CACHE = os.environ["CACHE"] = os.path.expanduser("~/cached")  # as libraries do when they are imported
 SOCKET = Path("/tmp/.X11-unix/X99")
 SERVER = f'''
 import socket
@@ -67,7 +69,8 @@ if LOADS:
     for number in range(600):
         Path(f"/tmp/{number}").write_text("by the template")
     Path("/tmp/large").write_bytes(bytes(40 * 2**20))
-    Path("/dev/shm/loaded").write_text("by the template")
+    for path in (CACHE, "/dev/shm/loaded"):
+        Path(path).write_text("by the template")
 @app.entrypoint
 def call(payload):
     if "shell" in payload:
@@ -213,17 +216,20 @@ def runs_shell(folder: Path, *, loads: bool = False) -> Path:
 
 
 @needs_sandbox
-def test_what_the_agents_file_leaves_in_tmp_and_shared_memory_is_each_sessions_own(
+def test_what_the_agents_file_leaves_in_tmp_home_and_shared_memory_is_each_sessions_own_and_bounded(
     start_server: Callable[..., Server], tmp_path: Path
 ) -> None:
     server = start_server(agent=runs_shell(tmp_path, loads=True))
     if server.view.get("/_local/status")["templates"][0]["no_view"] is not None:
         pytest.skip("the kernel allows no view")
-    write = "for f in /tmp/1 /tmp/new /dev/shm/loaded /dev/shm/new; do echo first >$f; done; rm /tmp/large"
+    write = "for f in $CACHE $CACHE-new /tmp/1 /tmp/new /dev/shm/loaded /dev/shm/new; do echo first >$f; done; rm /tmp/large"
     assert server.invoke({"shell": write})["said"] == ""
+    assert "Read-only file system" in server.invoke({"shell": "echo first >/dev/new"})["said"]
+    limits = "df --output=size,itotal -B 1 $CACHE /tmp /dev/shm | tail -n 3 | tr -s ' '"
+    assert server.invoke({"shell": limits})["said"] == f"{MAX_BYTES} {MAX_FILES}\n" * 3
     second = new_session_id()
-    read = "cat /tmp/1 /dev/shm/loaded; wc -c </tmp/large; ls /tmp /dev/shm | grep new"
-    assert server.invoke({"shell": read}, second)["said"] == f"{'by the template' * 2}{40 * 2**20}\n"
+    read = "cat $CACHE /tmp/1 /dev/shm/loaded; wc -c </tmp/large; ls /tmp /dev/shm $(dirname $CACHE) | grep new"
+    assert server.invoke({"shell": read}, second)["said"] == f"{'by the template' * 3}{40 * 2**20}\n"
     assert server.invoke({}, second)["said"] == "served"
     assert server.invoke({"shell": f"{sys.executable} -c '{SHARES_MEMORY}'"}, second)["said"] == "b'ab'\n"
 

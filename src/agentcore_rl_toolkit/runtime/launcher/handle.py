@@ -97,8 +97,9 @@ class TemplateProcess:
     is safe, otherwise libraries, otherwise exec) or ``exec``. After the start it is the chosen mode, with a ``reason`` unless it
     is fork. ``sandbox`` are the arguments in front of the command that run it in a sandbox. ``memory_bytes`` bounds each process
     of a session. ``load_timeout_s`` bounds the script's way to its server. ``project``: the folder of which each session gets its
-    own view, None for no view, with ``no_view`` as the reason if there should be one. ``copied``: files and folders in it that a
-    session gets a copy of where it gets no view. ``forks``: sessions by the names of their places, and commands.
+    own view, None for no view, with ``no_view`` as the reason if there should be one. ``no_overlay``: folders in the view that
+    all sessions share. ``copied``: files and folders in it that a session gets a copy of where it gets no view.
+    ``forks``: sessions by the names of their places, and commands.
     """
 
     script: Path
@@ -113,6 +114,7 @@ class TemplateProcess:
     copied: Sequence[str] = ()
     reason: str | None = field(init=False, default=None)
     no_view: str | None = field(init=False, default=None)
+    no_overlay: Sequence[str] = field(init=False, default=())
     pid: int | None = field(init=False, default=None)
     closed: bool = field(init=False, default=False)
     forks: dict[str, ForkedProcess] = field(init=False, default_factory=dict)
@@ -142,7 +144,7 @@ class TemplateProcess:
 
     async def _launch(self) -> None:
         project = None if self.project is None else str(self.project)
-        options = {"script": str(self.script), "project": project, "memory_bytes": self.memory_bytes, "mode": self.mode}
+        options = {"script": str(self.script), "project": project, "home": self.env.get("HOME"), "mode": self.mode}
         ours, theirs = socket.socketpair()
         with theirs, self.log_path.open("ab") as log:  # a local file, opened once per template
             reader, self._writer = await asyncio.open_connection(sock=ours, limit=2**22)
@@ -150,7 +152,7 @@ class TemplateProcess:
             try:
                 self._process = await asyncio.create_subprocess_exec(
                     *words,
-                    json.dumps(options),
+                    json.dumps({**options, "memory_bytes": self.memory_bytes}),
                     pass_fds=[theirs.fileno()],
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=log,
@@ -172,7 +174,8 @@ class TemplateProcess:
         event: dict[str, Any] = json.loads(line)
         if event["ev"] == "error":
             raise AgentLoadError(f"{self.script} failed to load:\n{event['traceback']}")
-        self.mode, self.reason, self.pid, self.no_view = (event[n] for n in ("mode", "reason", "pid", "no_view"))
+        self.mode, self.reason, self.pid = event["mode"], event["reason"], event["pid"]
+        self.no_view, self.no_overlay = event["no_view"], event["no_overlay"]
         self._reading = asyncio.create_task(self._read(reader), name=f"template {self.script.name}")
 
     async def spawn(self, place: Place) -> ForkedProcess:
@@ -186,7 +189,7 @@ class TemplateProcess:
                 await asyncio.to_thread(place.store.make)
                 own += [(name, str(place.store.path)) for name in place.store.names]
             emptied = sorted({os.path.dirname(path) for path in paths.values()})
-            order |= {"project": str(self.project), "emptied": emptied, "own": own}
+            order |= {"project": str(self.project), "home": self.env.get("HOME"), "emptied": emptied, "own": own}
         if not self.alive:
             raise LocalRuntimeError("the agent's template process has ended")
         process = self.fork(place.name, place.socket_path, op="spawn", **paths, **order)

@@ -139,7 +139,7 @@ class Keeper:
         os.close(log)
         os.mkdir(os.path.join(order["dir"], "tmp"), 0o700)
         if order["project"] is not None:
-            view.make(order["project"], emptied=order["emptied"], own=order["own"])
+            view.make(order["project"], home=order["home"], emptied=order["emptied"], own=order["own"])
             linux.die_with_parent(signal.SIGKILL)  # a process that changes its user namespace may lose this
             linux.keep_signals_inside()  # a policy's `pkill python` must not end the trainer
         _enter(order["dir"])

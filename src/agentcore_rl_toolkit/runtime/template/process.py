@@ -7,9 +7,9 @@ A script with threads, a running event loop, or an open connection cannot be for
 imports the libraries that were loaded, and each of its forks runs the script from its start (libraries mode). If the libraries
 cannot be forked either, it starts once more, and nothing is imported before the fork (exec mode).
 
-Orders: ``spawn`` {id, socket, dir, log, links, copied, project, emptied, own}, ``command`` {id, session, socket, command} and
-``stop`` {id, signal}. Events: ``ready`` {mode, reason, pid, no_view}, ``error`` {traceback}, ``spawned`` {id, pid},
-``failed`` {id, error} and ``exit`` {id, status, cpu_s}.
+Orders: ``spawn`` {id, socket, dir, log, links, copied, project, home, emptied, own}, ``command`` {id, session, socket, command}
+and ``stop`` {id, signal}. Events: ``ready`` {mode, reason, pid, no_view, no_overlay}, ``error`` {traceback},
+``spawned`` {id, pid}, ``failed`` {id, error} and ``exit`` {id, status, cpu_s}.
 
 Nothing outlives its parent: when the control socket closes because the runtime has ended, every process is killed.
 When the template itself is killed, the kernel kills the sessions (Linux).
@@ -62,8 +62,8 @@ class CannotForkError(BaseException):
 def main(control: str, given: str) -> None:
     """Run the template over this inherited socket until the runtime ends. ``given`` has its options as JSON.
 
-    These are ``script``, ``project``, ``memory_bytes`` and ``mode``, and after a start in another mode the ``reason`` for this
-    one and ``libraries``, a file with the names of modules.
+    These are ``script``, ``project``, ``home``, ``memory_bytes`` and ``mode``, and after a start in another mode the
+    ``reason`` for this one and ``libraries``, a file with the names of modules.
     """
     control_fd = int(control)
     linux.die_with_parent(signal.SIGKILL)
@@ -78,11 +78,16 @@ def main(control: str, given: str) -> None:
     def loop(serve: Callable[[socket.socket], None]) -> None:
         gc.collect()
         gc.freeze()
-        no_view = view.why_none(options["project"]) if options["project"] is not None else None
+        no_view, no_overlay = (
+            (None, []) if options["project"] is None else view.try_out(options["project"], options["home"])
+        )
         if no_view is not None:
             hints.add(no_view=no_view)
+        elif options["project"] is not None:
+            hints.add(view=f"{view.MAX_BYTES >> 20} MiB")
         mode = "fork" if options["mode"] == "auto" else options["mode"]
-        report(runtime, ev="ready", mode=mode, reason=options.get("reason"), pid=os.getpid(), no_view=no_view)
+        facts = {"reason": options.get("reason"), "no_view": no_view, "no_overlay": no_overlay}
+        report(runtime, ev="ready", mode=mode, pid=os.getpid(), **facts)
         Keeper(runtime, options["memory_bytes"], serve).loop()
 
     def take_over(app: Any, uvicorn_options: dict[str, Any]) -> None:
