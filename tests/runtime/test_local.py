@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import urllib.error
 import urllib.request
+from typing import Any
 
 import boto3
 import pytest
 
 from agentcore_rl_toolkit.errors import LocalRuntimeError
 from agentcore_rl_toolkit.runtime import LocalRuntime
+from agentcore_rl_toolkit.runtime.config import IsolationConfig, RuntimeConfig
+from agentcore_rl_toolkit.runtime.launcher.handle import TemplateProcess
 from agentcore_rl_toolkit.runtime.remote import RuntimeView
+from agentcore_rl_toolkit.runtime.runtime import Runtime
 from serving import answering
 
 from .conftest import AGENTS, Server, alive, wait_for
@@ -47,6 +52,26 @@ def test_old_versions_do_not_keep_their_processes(server: Server) -> None:
         return [t["version"] for t in templates if t["runtime_id"].startswith("often-")]
 
     wait_for(lambda: versions() == [3])
+
+
+@pytest.mark.parametrize(
+    ("facts", "warning"),
+    [
+        ({"no_view": "unshare: refused"}, "its project is read-only in sessions, because .*unshare: refused"),
+        ({"no_overlay": ["/tmp", "/project/mounted"]}, "sessions share /tmp, /project/mounted"),
+    ],
+)
+async def test_a_view_that_the_kernel_refuses_in_part_or_in_all_is_one_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, facts: dict[str, Any], warning: str
+) -> None:
+    async def start(template: TemplateProcess) -> None:
+        vars(template).update(facts)
+
+    monkeypatch.setattr(TemplateProcess, "start", start)
+    runtime = Runtime(RuntimeConfig(isolation=IsolationConfig(tier="none")))
+    await runtime.start([("probe", AGENTS / "bare.py")])
+    await runtime.close()
+    assert len(re.findall(warning, caplog.text)) == 1
 
 
 @pytest.mark.parametrize("headers", [{"content-length": "50"}, {"transfer-encoding": "chunked"}])

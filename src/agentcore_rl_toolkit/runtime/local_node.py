@@ -13,19 +13,19 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from .._servers.tasks import Tasks
 from ..errors import AgentLoadError
 from ..isolation import hints, sandbox
 from ..isolation.cover import Cover
 from ..isolation.project import Project
 from ..isolation.sandbox import choose_tier
-from ..store.local import SessionFolder
 from . import roots
 from .agents.agent import Agent, runtime_arn
 from .config import INHERITED, RuntimeConfig
 from .containers.node import ContainerImage, ContainerNode
 from .launcher.handle import TemplateProcess
 from .launcher.place import Place, SessionProcess
-from .launcher.session_log import read_log
+from .launcher.session_log import read_log, shorten
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +33,7 @@ log = logging.getLogger(__name__)
 UNTHREADED = {"OPENBLAS_NUM_THREADS": "1"}
 PACKAGE = Path(__file__).resolve().parents[1]
 CLEAN_UP_THREADS = 4
+LOG_CHECK_S = 2.0
 
 
 class LocalNode:
@@ -49,6 +50,8 @@ class LocalNode:
         config.isolation.hidden.add(state_dir)
         self._agents: dict[tuple[str, int], TemplateProcess | ContainerImage] = {}
         self._locks: defaultdict[tuple[str, int], asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._logs: dict[Path, Path] = {}  # folder -> log, for live sessions and templates
+        self._background = Tasks()
         self._containers = ContainerNode(config.isolation, root=root)
         # Removing a session's files can take minutes, and must not delay other work.
         self._clean_up = ThreadPoolExecutor(CLEAN_UP_THREADS, thread_name_prefix="clean-up")
@@ -65,6 +68,12 @@ class LocalNode:
             (self._root / roots.STORE).symlink_to(self._config.isolation.store)
         if self.tier == "container":
             await self._containers.open()
+        self._background.start(self._bound_logs())
+
+    async def _bound_logs(self) -> None:
+        while True:
+            await asyncio.sleep(LOG_CHECK_S)
+            await asyncio.to_thread(shorten, *self._logs.values())
 
     # -- agents
     async def prepare(self, agent: Agent) -> TemplateProcess | ContainerImage:
@@ -95,6 +104,7 @@ class LocalNode:
                 await loaded.close()
 
     async def close(self) -> None:
+        await self._background.cancel()
         await asyncio.gather(*(loaded.close() for loaded in self._agents.values()))
         await self._containers.close()
 
@@ -103,12 +113,13 @@ class LocalNode:
         folder = self._state_dir / "sessions" / agent.folder / name
         socket = self._root / "s" / agent.folder / f"{name}.s"
         root = self._config.isolation.store
-        store = SessionFolder(root, f"{self._root.name}-{agent.folder}-{name}") if root is not None else None
+        store = roots.StoreFolder(root, f"{self._root.name}-{agent.folder}-{name}") if root is not None else None
         return Place(name, folder, self._state_dir / "logs" / agent.name / log, str(socket), store)
 
     async def spawn(self, agent: Agent, place: Place) -> SessionProcess:
         for path in (place.log_path, place.directory, Path(place.socket_path)):
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._logs[place.directory] = place.log_path
         return await (await self.prepare(agent)).spawn(place)
 
     async def discard(self, place: Place) -> None:
@@ -120,6 +131,8 @@ class LocalNode:
             roots.remove(place.directory)
             with contextlib.suppress(OSError):
                 Path(place.socket_path).unlink(missing_ok=True)
+            self._logs.pop(place.directory, None)
+            shorten(place.log_path)
             with contextlib.suppress(OSError):
                 if place.log_path.lstat().st_size == 0:
                     place.log_path.unlink()
@@ -159,6 +172,7 @@ class LocalNode:
             cover = await asyncio.to_thread(Cover, agent.script, shown, writable, isolation.hidden, root=self._root)
             template.sandbox = sandbox.command(readable, writable, cover.mounts, str(tmp))
             env[hints.VARIABLE] = hints.describe(shown, isolation.writable_folders, store=isolation.store)
+        self._logs[tmp] = template.log_path
         try:
             await template.start()
         except AgentLoadError as e:
@@ -169,6 +183,9 @@ class LocalNode:
         if template.no_view is not None:
             text = "agent %s: its project is read-only in sessions, because the kernel allows no view for each (%s); %s"
             log.warning(text, agent.name, template.no_view, "--copy PATH gives each session a copy of a path")
+        if template.no_overlay:
+            text = "agent %s: its sessions share %s as in the sandbox, because the kernel allows no overlay there"
+            log.warning(text, agent.name, ", ".join(template.no_overlay))
         return template
 
     def environment(self, agent: Agent) -> dict[str, str]:

@@ -97,6 +97,8 @@ class RuntimeView:
                 yield decode(data)
             elif not follow:
                 return
+            elif offset and not self.call("GET", f"{path}?offset={offset - 1}"):  # the runtime has shortened it
+                offset = 0
             else:
                 time.sleep(0.5)
 

@@ -74,7 +74,7 @@ async def main(payload, context):
         started = subprocess.run(["/bin/sh", "-c", text], start_new_session=True, capture_output=True, check=True)
         return {"child": int(started.stdout)}
     if what == "print":
-        print(payload["text"])
+        print(payload["text"] * payload.get("times", 1))
         return {}
     if what == "size":
         return {"bytes": len(payload["data"])}

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
-from agentcore_rl_toolkit.runtime.launcher.session_log import KeptLogs, log_tail, read_log
+from agentcore_rl_toolkit.runtime.launcher.session_log import CUT, MAX_BYTES, KeptLogs, log_tail, read_log, shorten
+
+from ..conftest import Server, wait_for
 
 
 def test_a_log_is_read_from_an_offset_or_its_end(tmp_path: Path) -> None:
@@ -22,6 +25,34 @@ def test_the_oldest_logs_go_first(tmp_path: Path) -> None:
         (tmp_path / name).write_text(name)
         kept.keep(tmp_path / name)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "c"]
+
+
+def test_a_session_that_prints_without_end_keeps_the_beginning_and_the_end_of_its_log_and_its_followers(
+    server: Server, session_id: str
+) -> None:
+    server.invoke({"do": "print", "text": "the beginning"}, session_id)
+    server.invoke({"do": "print", "text": "x", "times": MAX_BYTES + 1}, session_id)
+    following, shown = server.view.log(session_id, follow=True), ""
+    while "xx\n" not in shown:
+        shown = shown[-2:] + next(following)
+    session = server.session(session_id)
+    assert session is not None
+    log = Path(session["log"])
+    wait_for(lambda: log.stat().st_size < MAX_BYTES)
+    server.invoke({"do": "print", "text": "the end"}, session_id)
+    text = log.read_bytes()
+    assert len(text) < MAX_BYTES * 0.6
+    assert text.index(b"the beginning") < text.index(CUT) < text.index(b"the end")
+    while "the end" not in shown:
+        shown = shown[-7:] + next(following)
+
+
+def test_a_file_outside_that_a_log_is_a_link_to_is_not_shortened(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    os.truncate(tmp_path / "file", MAX_BYTES + 1)
+    (tmp_path / "log").symlink_to(tmp_path / "file")
+    shorten(tmp_path / "absent", tmp_path / "log")
+    assert (tmp_path / "file").stat().st_size == MAX_BYTES + 1
 
 
 def test_agents_that_print_without_end_do_not_fill_the_disk(tmp_path: Path) -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from agentcore_rl_toolkit.client import RolloutClient
+from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.errors import RolloutLostError
 from agentcore_rl_toolkit.isolation.sandbox import no_sandbox
 from agentcore_rl_toolkit.store import open_store
@@ -16,6 +20,7 @@ from agentcore_rl_toolkit.store import open_store
 from ..conftest import Server, wait_for
 
 pytestmark = pytest.mark.skipif(no_sandbox() is not None, reason=f"no sandbox here: {no_sandbox()}")
+GO_DEEP = 'import os; [(os.mkdir("d"), os.chdir("d")) for _ in range(1100)]'
 AGENT = """
 from pathlib import Path
 from agentcore_rl_toolkit import AgentCoreRLApp
@@ -71,7 +76,7 @@ def test_sessions_read_and_write_what_is_named_and_their_records_are_in_the_stor
     assert json.loads(store.get(record.key))["status_code"] == 200
 
 
-def test_the_records_of_a_killed_runtimes_sessions_are_moved_into_the_store_by_the_next_one(
+def test_the_next_runtime_moves_the_records_of_a_killed_one_and_removes_deep_folders_of_its_sessions(
     start_server: Callable[..., Server], folder: Path, session_id: str
 ) -> None:
     place = folder / "left"
@@ -81,6 +86,11 @@ def test_the_records_of_a_killed_runtimes_sessions_are_moved_into_the_store_by_t
     store = open_store(f"file://{place}")
     wait_for(lambda: [info.key for info in store.list("e/")] == [f"e/i/{session_id}.json"])
     assert not (place / "e").exists()
+    server.command(session_id, f"cd {place} && {sys.executable} -c '{GO_DEEP}'")
+    killed = new_session_id()
+    server.command(killed, f"cd {place} && {sys.executable} -c '{GO_DEEP}'")
+    os.kill(server.session(killed)["pid"], signal.SIGKILL)
+    wait_for(lambda: server.ended(killed) and len(list(place.glob(".session-*"))) == 1)
     server.process.kill()
     server.process.wait()
     start_server(agent=folder / "project" / "agent.py")

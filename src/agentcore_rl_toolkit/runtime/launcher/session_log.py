@@ -1,4 +1,4 @@
-"""Logs of sessions: reads them, and removes the oldest of ended sessions."""
+"""Logs of sessions: reads them, bounds them, and removes the oldest of ended sessions."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import os
 from pathlib import Path
 
 KEPT_LOGS, KEPT_BYTES = 2_000, 2**32
+MAX_BYTES = 2**25  # limit of a log. Of a larger one, the first and the last quarter are kept
+CUT = b"\n[The log became larger than %d MiB. The output that was here is removed.]\n" % (MAX_BYTES >> 20)
 
 
 def read_log(path: str | os.PathLike[str], offset: int, size: int) -> bytes:
@@ -23,6 +25,22 @@ def read_log(path: str | os.PathLike[str], offset: int, size: int) -> bytes:
 def log_tail(path: str | os.PathLike[str], size: int = 2_000) -> str:
     """Read the end of a log. A missing log is empty."""
     return read_log(path, -size, size).decode(errors="replace").strip()
+
+
+def shorten(*paths: Path) -> None:
+    """Remove the middle of logs that are too large. Their writers append. Blocks."""
+    for path in paths:
+        with contextlib.suppress(OSError), open(path, "r+b", buffering=0, opener=_open_no_link) as f:
+            if f.seek(0, os.SEEK_END) > MAX_BYTES:
+                f.seek(-MAX_BYTES // 4, os.SEEK_END)
+                end = f.read(MAX_BYTES // 4)
+                f.truncate(MAX_BYTES // 4)
+                f.write(CUT + end)
+
+
+def _open_no_link(path: str, flags: int) -> int:
+    """Open a log to append. Without a view, a session may have replaced it with a link to a file outside of its sandbox."""
+    return os.open(path, flags | os.O_APPEND | os.O_NOFOLLOW)
 
 
 class KeptLogs:
