@@ -116,19 +116,45 @@ def _tag(form: CallTag, function: dict[str, Any]) -> Format:
 
 
 def relaxed(schema: Any) -> Any:
-    """Return the schema, or that of any object if grammar compilers refuse it: unknown types, or references to nothing."""
-    return schema if isinstance(schema, dict) and _compiles(schema, schema) else {"type": "object"}
+    """Return the schema, in which a tuple (``items`` as a list) is any array.
+
+    It is that of any object if grammar compilers refuse it: unknown types, or references to nothing.
+    """
+    found = _without_tuples(schema)
+    return found if isinstance(found, dict) and _compiles(found, found) else {"type": "object"}
+
+
+# The members of a schema that are a schema, that have schemas by name, and that are a list of schemas.
+_ONE = ("items", "additionalProperties")
+_NAMED = ("properties", "$defs", "definitions", "patternProperties")
+_LISTED = ("anyOf", "oneOf", "allOf", "prefixItems")
+
+
+def _without_tuples(schema: Any) -> Any:
+    if not isinstance(schema, dict):
+        return schema
+    found = dict(schema)
+    for name, value in schema.items():
+        if name in _ONE:
+            found[name] = _without_tuples(value)
+        elif name in _NAMED and isinstance(value, dict):
+            found[name] = {key: _without_tuples(inner) for key, inner in value.items()}
+        elif name in _LISTED and isinstance(value, list):
+            found[name] = [_without_tuples(inner) for inner in value]
+    # xgrammar also refuses an array with a least length and without a schema of its items.
+    unbounded = "minItems" in schema and "items" not in schema and "prefixItems" not in schema
+    return {**found, "items": {}} if unbounded or isinstance(schema.get("items"), list) else found
 
 
 def _compiles(schema: Any, root: Any) -> bool:
     if not isinstance(schema, dict):
         return isinstance(schema, bool)
     kinds = schema.get("type", [])
-    inner = [schema[name] for name in ("items", "additionalProperties") if name in schema]
-    for name in ("properties", "$defs", "definitions", "patternProperties"):
+    inner = [schema[name] for name in _ONE if name in schema]
+    for name in _NAMED:
         named = schema.get(name, {})
         inner += named.values() if isinstance(named, dict) else [None]
-    for name in ("anyOf", "oneOf", "allOf", "prefixItems"):
+    for name in _LISTED:
         inner += schema[name] if isinstance(schema.get(name), list) else [None] if name in schema else []
     return (
         all(kind in _TYPES for kind in (kinds if isinstance(kinds, list) else [kinds]))
