@@ -237,6 +237,31 @@ def said(role: str, *blocks: dict[str, Any]) -> dict[str, Any]:
     return {"role": role, "content": list(blocks)}
 
 
+STORED = {"type": "image", "source": {"type": "file", "file_id": "f"}}
+UPLOADED = "https://generativelanguage.googleapis.com/v1beta/files/f"
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "item"),
+    [
+        ("chat", "messages", said("user", {"type": "image_url", "image_url": {"file_id": "f"}})),
+        ("responses", "input", said("user", {"type": "input_image", "file_id": "f"})),
+        ("responses", "input", {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_image"}]}),
+        ("anthropic", "messages", said("user", STORED)),
+        ("anthropic", "messages", said("user", {"type": "tool_result", "tool_use_id": "c", "content": [STORED]})),
+        ("bedrock-invoke", "messages", said("user", STORED)),
+        *(
+            ("gemini", "contents", {"parts": [{"fileData": {"mimeType": "image/png", "fileUri": uri}}]})
+            for uri in (UPLOADED, "gs://bucket/image.png")
+        ),
+    ],
+)
+def test_an_image_by_the_id_of_a_file_is_refused_with_the_ways_to_send_it(name: str, field: str, item: Any) -> None:
+    error = refused(name, **{field: [item]})
+    assert error.param == f"{field}[0]"
+    assert "send the image's data (base64 or a data URL), or its URL" in json.dumps(error_body(name, error).decode())
+
+
 def test_what_the_model_cannot_be_given_of_a_messages_request_is_text_or_left_out() -> None:
     pdf = {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": "QQ=="}}
     note = {

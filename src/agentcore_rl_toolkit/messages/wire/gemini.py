@@ -182,6 +182,7 @@ _DATA = frozenset(
     {"text", "inlineData", "fileData", "functionCall", "functionResponse", "executableCode", "codeExecutionResult"}
 )
 _ABOUT_PARTS = frozenset({"thought", "thoughtSignature", "videoMetadata"})
+_UPLOADED = "https://generativelanguage.googleapis.com/"  # addresses of the Files API
 
 
 class _History(BlockHistory):
@@ -245,7 +246,8 @@ class _History(BlockHistory):
             return None
         if kind == "inlineData":
             return [image_part({"url": f"data:{media};base64,{data.get('data')}"})]
-        return [image_part({"url": uri})] if uri.startswith(("http:", "https:")) else None
+        public = uri.startswith(("http:", "https:")) and not uri.startswith(_UPLOADED)
+        return [image_part({"url": uri if public else None})]
 
     def _answered(self, name: str, call_id: Any) -> str:
         """Return the id of the call that a result answers.

@@ -148,7 +148,9 @@ def thought_part(text: str) -> Part:
 
 def image_part(image: Any) -> Part:
     """Return a part with an image. ``image`` has its URL, and may have a ``detail``. Raises: RequestError."""
-    text_member(object_of(image, "image_url"), "url")
+    if not isinstance(object_of(image, "image_url").get("url"), str):
+        how = "send the image's data (base64 or a data URL), or its URL"
+        raise unsupported("image", f"it has no URL, and uploaded files are not kept; {how}")
     return {"type": "image_url", "image_url": image}
 
 

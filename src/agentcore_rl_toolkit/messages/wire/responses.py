@@ -229,9 +229,9 @@ class _History(History):
             return [text_part(str(value.get("text") or ""))]
         if kind == "refusal":
             return [text_part(str(value.get("refusal") or ""))]
-        if kind == "input_image" and isinstance(value.get("image_url"), str):
+        if kind == "input_image":
             detail = {"detail": value["detail"]} if value.get("detail") else {}
-            return [image_part({"url": value["image_url"], **detail})]
+            return [image_part({"url": value.get("image_url"), **detail})]
         return None
 
     def _thought(self, item: dict[str, Any]) -> str:
