@@ -205,7 +205,7 @@ def test_the_cache_holds_what_runs_and_not_the_most_rows_times_the_longest(
         finish(batch, [Generation(prompt_ids=ids, params=params) for ids in short], together=16)
         assert decoder.keys[0].shape[0] * decoder.keys[0].shape[2] <= decoder.cache_tokens
         one = ended(batch, long, max_tokens=3, temperature=0.0)
-        assert decoder.keys[0].shape[0] * decoder.keys[0].shape[2] <= 8 * 1024  # rows are eight at a time
+        assert decoder.keys[0].shape[0] * decoder.keys[0].shape[2] <= decoder.cache_tokens
         assert one.token_ids == alone.token_ids
         assert close(one.logprobs, alone.logprobs)
 
@@ -221,13 +221,30 @@ def test_a_cache_that_shrinks_keeps_the_rows_that_run(prompts: list[list[int]], 
     while long in batch.running:
         batch.step()
     finish(batch, short[1:], together=12)
-    assert decoder.keys[0].shape[0] * decoder.keys[0].shape[2] <= 16 * 256
+    assert decoder.keys[0].shape[0] * decoder.keys[0].shape[2] <= decoder.cache_tokens
     for generation in (long, *short):
         one = ended(
             Batch(load_decoder(rows=1)), generation.prompt_ids, max_tokens=generation.params.max_tokens, temperature=0.0
         )
         assert generation.token_ids == one.token_ids
         assert close(generation.logprobs, one.logprobs)
+
+
+def test_a_prompt_from_the_cache_and_a_new_one_are_read_within_the_limit(
+    prompts: list[list[int]], decoder: Decoder
+) -> None:
+    texts = [(ids * 40)[:600] for ids in prompts[:2]]
+    alone = [ended(Batch(load_decoder(rows=1)), ids, max_tokens=4, temperature=0.0) for ids in texts]
+    decoder.cache_tokens = 2 * 604
+    batch = Batch(decoder)
+    ended(batch, texts[0], max_tokens=1)
+    both = [Generation(prompt_ids=ids, params=one.params) for ids, one in zip(texts, alone, strict=True)]
+    finish(batch, both, together=2)
+    assert decoder.keys[0].shape[0] * decoder.keys[0].shape[2] <= decoder.cache_tokens
+    assert both[0].cached_tokens > 500
+    for one, other in zip(alone, both, strict=True):
+        assert other.token_ids == one.token_ids
+        assert close(other.logprobs, one.logprobs)
 
 
 def test_weights_under_the_same_version_leave_no_prefix_of_the_old_ones(

@@ -236,7 +236,7 @@ def test_the_cache_bounds_how_many_sequences_run(decoder: Decoder) -> None:
 
 
 def test_a_model_in_several_files_and_too_large_a_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = small_model("Llama")
+    model = small_model("Llama", max_position_embeddings=3000)
     model.generation_config.eos_token_id = [0, 7]
     model.save_pretrained(tmp_path, max_shard_size="60KB")
     (tmp_path / "tokenizer.json").write_bytes((WEIGHTS_DIR / "tokenizer.json").read_bytes())
@@ -247,8 +247,14 @@ def test_a_model_in_several_files_and_too_large_a_one(tmp_path: Path, monkeypatc
     assert decoder.shape.end_ids == {0, 7}
     logits_NV = decoder.forward(torch.tensor([[5, 6, 7]]), torch.tensor([0]), first_row=0, width=3)
     torch.testing.assert_close(logits_NV[0], reference(model, [5, 6, 7])[-1], atol=1e-4, rtol=1e-5)
-    monkeypatch.setattr(loading, "free_memory", lambda: 1000)
-    with pytest.raises(
-        ConfigError, match=r"needs \d+ MB of memory, and this machine has 0 MB free: use a smaller model"
-    ):
-        load_decoder(tmp_path)
+    token_bytes = 4 * loading.cache_numbers(decoder.shape)
+    for left, context, room in ((1500, 1500, 1500), (10_000, 3000, 3000), (20_000, 3000, 5000)):
+        monkeypatch.setattr(loading, "free_memory", lambda left=left: sizes.engine + left * token_bytes)
+        decoder = load_decoder(tmp_path)
+        assert (decoder.shape.context, decoder.cache_tokens) == (context, room)
+    for free in (1000, sizes.engine + 900 * token_bytes):
+        monkeypatch.setattr(loading, "free_memory", lambda free=free: free)
+        with pytest.raises(
+            ConfigError, match=r"needs \d+ MB of memory, and this machine has \d MB free: use a smaller"
+        ):
+            load_decoder(tmp_path)

@@ -23,7 +23,10 @@ from .decoder import Decoder
 from .sampling import Sampler, SamplingParams, seeded_generator
 from .transformers_decoder import TransformersDecoder
 
-_TOKENS_OF_PART, _LEAST_PART = 4096, 64  # limits of new prompts together, and of each
+_TOKENS_OF_PART, _LEAST_PART = 4096, 16  # limits of new prompts together, and of each
+_PAIRS_OF_PART = (
+    2**24
+)  # limit of the tokens of a part times the tokens that each may see: 256 MiB of a mask for 4 heads
 _LOGITS_AT_ONCE = 512  # tokens: of a large vocabulary these fill memory first
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 BLOCK = 16  # tokens
@@ -166,7 +169,7 @@ class Batch:
         """Take a sequence in; there must be room for it."""
         row, longest = len(self.running), max(g.length for g in (*self.running, generation))
         generation.generator = seeded_generator(generation.params.seed)
-        self.decoder.reserve(row + 1, min(longest + 64, self.decoder.shape.context))
+        self.decoder.reserve(row + 1, longest)
         generation.cached_tokens = self.prefixes.fill(generation.prompt_ids, row)
         self.running.append(generation)
         self._new += 1
@@ -229,11 +232,15 @@ class Batch:
         longest = max(map(len, tails))
         ids_NQ = self._numbers([tail + [0] * (longest - len(tail)) for tail in tails])
         # In parts, whose attention fits into memory however long prompts are. A row's logits are of the part with its last token.
-        part = max(_LEAST_PART, _TOKENS_OF_PART // len(fresh)) if self.decoder.keys else longest
+        most = (
+            max(len(g.prompt_ids) for g in fresh) + 1
+        )  # tokens of a row, and one slot for the padding of shorter rows
+        part = max(_LEAST_PART, min(_TOKENS_OF_PART, _PAIRS_OF_PART // most) // len(fresh))
+        part = part if self.decoder.keys else longest
         logits_NV = torch.empty(len(fresh), self.decoder.shape.vocabulary, device=self.decoder.device)
         for at in range(0, longest, part):
             ids_NP = ids_NQ[:, at : at + part]
-            width = min(int(starts_N.max()) + at + ids_NP.shape[1], self.decoder.shape.context)
+            width = min(int(starts_N.max()) + at + ids_NP.shape[1], most)
             last_P = (last_N - at).clamp(0, ids_NP.shape[1] - 1)
             found_NV = self.decoder.forward(ids_NP, starts_N + at, first_row=first, width=width, last_N=last_P)
             logits_NV = torch.where((last_N >= at)[:, None], found_NV, logits_NV)

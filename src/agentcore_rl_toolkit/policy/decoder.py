@@ -215,7 +215,8 @@ class Decoder:
         """Compute the logits of the next token of each row. With ``every``, after each of its new tokens: (N, Q, V).
 
         ``starts_N`` says how many tokens of a row the cache already holds; ``last_N`` which of the Q new ones is its last
-        (rows may be padded on the right), None for Q - 1. ``width`` is an upper bound of starts + Q over the rows.
+        (rows may be padded on the right), None for Q - 1. ``width`` is an upper bound of starts + Q over the rows. If it is less,
+        because rows are padded, it is larger than the number of tokens of each row.
         Shapes: (N, Q), (N,) -> (N, V).
         """
         shape, linear = self.shape, self._linear
@@ -223,8 +224,8 @@ class Decoder:
         self.reserve(first_row + n, width)
         heads, kv_heads, size = shape.heads, shape.kv_heads, shape.head_size
         shared = heads // kv_heads  # query heads that share a key head: they are read as further queries of it
-        # padding may run past the context; its results are never read
-        positions_NQ = (starts_N[:, None] + torch.arange(q, device=self.device)).clamp_(max=shape.context - 1)
+        # padding may run past the width; its results are never read
+        positions_NQ = (starts_N[:, None] + torch.arange(q, device=self.device)).clamp_(max=width - 1)
         seen = (torch.arange(width, device=self.device) <= positions_NQ[:, :, None])[:, None]
         mask = torch.where(seen, 0.0, float("-inf")).to(self.dtype).repeat(1, 1, shared, 1)
         cos, sin = self._cos[positions_NQ], self._sin[positions_NQ]
@@ -272,9 +273,12 @@ class Decoder:
         shape, (held_rows, held) = self.shape, self._held
         if rows <= held_rows and width <= held:
             return
-        rows, width = min(self.rows, -(-rows // 8) * 8), min(shape.context, -(-width // _CACHE_STEP) * _CACHE_STEP)
+        most = self.cache_tokens if self.cache_tokens is not None else self.rows * shape.context
+        # The cache grows by several rows and tokens at once, as far as there is room.
+        width = max(width, min(shape.context, -(-width // _CACHE_STEP) * _CACHE_STEP, most // rows))
+        rows = max(rows, min(self.rows, -(-rows // 8) * 8, most // width))
         new_rows, grown = max(held_rows, rows), max(held, width)
-        if self.cache_tokens is not None and new_rows * grown > self.cache_tokens:
+        if new_rows * grown > most:
             new_rows, grown = rows, width
         kept = (slice(min(held_rows, new_rows)), slice(None), slice(min(held, grown)))
         for caches in (self.keys, self.values):

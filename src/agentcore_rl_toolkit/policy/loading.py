@@ -29,6 +29,7 @@ logger = logging.getLogger(__name__)
 _FLOAT = 4  # bytes of a number in float32, in which a trainer keeps weights, gradients and moments
 _SMALL = 10_000_000  # parameters below which a step is overhead, whatever the type of its numbers
 _CACHE_SHARE = 4  # a quarter of the free memory holds the running sequences; a trainer may want the rest
+_LEAST_CONTEXT = 1024  # tokens of a context that fits into memory; agents cannot work with fewer
 
 
 def converted(file: Path) -> Path:
@@ -174,9 +175,15 @@ def load_decoder(
         slow = TransformersDecoder(model.to(device), rows=rows)
         slow.shape = replace(slow.shape, end_ids=_ends(folder) or slow.shape.end_ids)
         return slow
-    free = free_memory()
-    left = (free - sizes.engine) // _CACHE_SHARE if free is not None else None
-    room = None if left is None else max(shape.context, left // (cache_numbers(shape) * dtype.itemsize))
+    token_bytes, context = cache_numbers(shape) * dtype.itemsize, shape.context
+    check_memory(sizes.engine + min(context, _LEAST_CONTEXT) * token_bytes, f"{folder.name} with its cache")
+    free, room = free_memory(), None
+    if free is not None:
+        left = (free - sizes.engine) // token_bytes  # tokens
+        if left < context:
+            logger.warning("%s: memory for %d tokens of its context of %d is free", folder.name, left, context)
+            shape = replace(shape, context=left)
+        room = max(shape.context, left // _CACHE_SHARE)
     shape = replace(shape, end_ids=_ends(folder) or shape.end_ids)
     return Decoder(shape, read_state(folder), rows=rows, cache_tokens=room, device=device, dtype=dtype)
 
