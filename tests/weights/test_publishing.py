@@ -55,7 +55,9 @@ def model() -> Any:
     return model
 
 
-def test_a_version_arrives_and_is_proved(address: EngineAddress, model: Any, tmp_path: Path) -> None:
+def test_a_version_arrives_and_is_proved(
+    address: EngineAddress, model: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     announced: list[int] = []
     publisher = Publisher([address], tmp_path, announce=announced.append)
     for version in (3, 4):
@@ -64,6 +66,19 @@ def test_a_version_arrives_and_is_proved(address: EngineAddress, model: Any, tmp
     assert publisher.gap < 1e-4
     assert announced == [3, 4]
     assert [path.name for path in tmp_path.iterdir()] == ["000004"], "only the newest is kept"
+    assert caplog.messages == []
+
+
+def test_an_engine_that_was_restarted_after_a_publish_is_reported_at_the_next(
+    address: EngineAddress, model: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    publisher = Publisher([address], tmp_path / "published")
+    publisher.publish(model, 3)
+    address.connect().load(write_checkpoint(load_policy()[0], tmp_path / "first"), 0)  # as it is after a restart
+    publisher.publish(model, 4)
+    [message] = caplog.messages
+    assert "reports version 0 of its weights, although version 3 was published: it was restarted" in message
+    assert (address.connect().version(), publisher.gap < 1e-4) == (4, True)
 
 
 def test_an_engine_reports_checksums_of_what_it_has(address: EngineAddress, model: Any, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ tells that: engines answer 200 and keep the old weights. `weights.movement` prov
 
 from __future__ import annotations
 
+import logging
 import math
 import random
 import shutil
@@ -22,6 +23,8 @@ from .checksums import check_sums
 from .engines import Engine, EngineAddress, InFlight, Sampled
 from .movement import UpdateProof, logprobs_of
 from .sharded import is_sharded
+
+log = logging.getLogger(__name__)
 
 MAX_GAP = 1e-3  # float32 on both sides differs by 1e-5; weights of one optimizer step ago by 1e-2 and more
 MAX_GAP_OF_BFLOAT16 = 1.0  # rounding: of a thousand tokens of SmolLM2, the largest gap was 0.3 and the mean 0.02
@@ -163,6 +166,7 @@ class Publisher:
         self.folder = folder
         self.gap = 0.0  # the largest of the last version, as `prove` found it
         self._first_mean: float | None = None
+        self._published: int | None = None
         self._proofs = [UpdateProof(address) for address in self.engines]
         self._announce = announce
         self._in_flight = in_flight
@@ -178,7 +182,15 @@ class Publisher:
         folder = write_checkpoint(model, self.folder / f"{version:06d}", write=main)
         if not main:
             return version
+        for address in self.engines if self._published is not None else ():
+            if (found := address.connect().version()) != self._published:
+                log.error(
+                    "%s at %s reports version %s of its weights, although version %s was published: it was restarted. The turns "
+                    "since then may be of its first weights",
+                    *(address.engine, address.url, found, self._published),
+                )
         publish(folder, version, self.engines, in_flight=self._in_flight)
+        self._published = version
         if not is_sharded(model):
             self._prove(model, version, prompt_ids)
         for old in self.folder.iterdir():
