@@ -154,6 +154,19 @@ def test_a_run_of_which_no_call_arrives_ends_with_the_argument_to_change(project
     assert "--model-host llm.invalid sends these calls to the gateway" in first
 
 
+def test_rewards_of_rollouts_without_a_model_call_are_shown_as_such(project: Path, run_here: CommandLine) -> None:
+    (project / "app.py").write_text(
+        "from agentcore_rl_toolkit import AgentCoreRLApp\n\napp = AgentCoreRLApp()\n\n@app.rollout_entrypoint\n"
+        "def run(payload):\n    return {'rewards': 0.0}\n\nif __name__ == '__main__':\n    app.run()\n"
+    )
+    done = run_here(project, "eval", "--agent", "app.py", "--data", "rows.jsonl", "--json")
+    assert (done.returncode, json.loads(done.stdout)["mean"]) == (0, 0.0), done.stderr
+    assert (
+        "warning: 2 of 2 rollouts made no model call that arrived at the gateway, and their rewards count"
+        in done.stderr
+    )
+
+
 def test_invoke_shows_the_failure_of_an_agent_in_plain_text(project: Path, run_here: CommandLine) -> None:
     (project / "app.py").write_text(SPY.replace("    reply = CLIENT", '    lamp = payload["lamp"]\n    reply = CLIENT'))
     done = run_here(project, "invoke", "--agent", "app.py", '{"prompt": "hi"}')
@@ -217,6 +230,9 @@ def test_a_refused_resume_keeps_the_results_of_the_run(project: Path, run_here: 
     (project / "rows.jsonl").write_text('{"prompt": "another"}\n')
     changed = run_here(project, *words, "--out", "run", "--resume")
     assert (changed.returncode, "its payload differs" in changed.stderr) == (2, True)
+    (project / "score.py").write_text("def score(*_):\n    return 0\n")
+    edited = run_here(project, *words, "--out", "run", "--resume")
+    assert (edited.returncode, "score.py has changed since the run in run began" in edited.stderr) == (2, True)
     assert {name: (project / "run" / name).read_text() for name in before} == before
 
 

@@ -27,7 +27,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 ACCOUNT, REGION = "123456789012", "us-west-2"
-CHANGES = ("Create", "Update", "Delete")
+CHANGES = ("Create", "Update", "Delete", "AddTags")
 JSON_SERVICES = {"SageMaker": "sagemaker", "AWSPriceListService": "pricing"}
 REST_SERVICES = ("bedrock", "bedrock-runtime", "sagemaker-runtime", "bedrock-agentcore-control")
 Body = dict[str, Any]
@@ -202,7 +202,10 @@ class LoopbackAWS:
     def _CreateEndpoint(self, body: Body) -> Body:
         if body["EndpointName"] in self.endpoints:
             raise Refused("Cannot create already existing endpoint")
-        new = {"EndpointStatus": "Creating", "EndpointConfigName": body["EndpointConfigName"]}
+        new = {
+            "EndpointStatus": "Creating",
+            **{name: body[name] for name in ("EndpointConfigName", "Tags") if name in body},
+        }
         return {"EndpointArn": self._put(self.endpoints, "endpoint", body["EndpointName"], new)}
 
     def _UpdateEndpoint(self, body: Body) -> Body:
@@ -224,6 +227,7 @@ class LoopbackAWS:
         return {**shown, "CreationTime": time.time(), "LastModifiedTime": time.time()}
 
     def _DeleteEndpoint(self, body: Body) -> Body:
+        self.tags.pop(_arn("sagemaker", f"endpoint/{body['EndpointName'].lower()}"), None)
         return _delete(self.endpoints, body["EndpointName"])
 
     async def _InvokeEndpoint(self, body: Body) -> bytes:
@@ -232,8 +236,22 @@ class LoopbackAWS:
         return await self._engine(body["Body"])
 
     def _put(self, into: dict[str, Body], kind: str, name: str, body: Body) -> str:
-        into[name] = body
-        return _arn("sagemaker", f"{kind}/{name.lower()}")
+        arn, tags = _arn("sagemaker", f"{kind}/{name.lower()}"), body.pop("Tags", [])
+        into[name], self.tags[arn] = body, {tag["Key"]: tag["Value"] for tag in tags}
+        return arn
+
+    def _ListTags(self, body: Body) -> Body:
+        found = self.tags.get(body["ResourceArn"], {})
+        return {"Tags": [{"Key": key, "Value": value} for key, value in found.items()]}
+
+    def _AddTags(self, body: Body) -> Body:
+        self.tags[body["ResourceArn"]] |= {tag["Key"]: tag["Value"] for tag in body["Tags"]}
+        return self._ListTags(body)
+
+    def _DeleteTags(self, body: Body) -> Body:
+        for key in body["TagKeys"]:
+            self.tags[body["ResourceArn"]].pop(key, None)
+        return {}
 
     def _listed(self, name: str, kind: str, found: Mapping[str, Body], part: str) -> list[Body]:
         arns = {each: _arn("sagemaker", f"{kind}/{each.lower()}") for each in found if part in each}
@@ -265,6 +283,7 @@ class LoopbackAWS:
         arn = _arn("bedrock", f"imported-model/{len(self.jobs):012d}")
         job |= {"status": "Completed", "importedModelArn": arn}
         self.imported[arn] = {"modelArn": arn, "modelName": job["importedModelName"], "creationTime": time.time()}
+        self.tags[arn] = job["importedModelTags"]
 
     def _ListModelImportJobs(self, body: Body) -> Body:
         found = [
@@ -293,7 +312,7 @@ class LoopbackAWS:
     # -- bundles; the operation of this name belongs to Bedrock, too
 
     def _ListTagsForResource(self, body: Body) -> Body:
-        return {"tags": self.tags[body.get("resourceARN") or body.get("resourceArn")]}
+        return {"tags": self.tags.get(body.get("resourceARN") or body.get("resourceArn"), [])}
 
     def _CreateConfigurationBundle(self, body: Body) -> Body:
         if any(versions[0]["bundleName"] == body["bundleName"] for versions in self.bundles.values()):

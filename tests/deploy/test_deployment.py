@@ -20,7 +20,7 @@ import pytest
 from click.testing import CliRunner
 from moto.bedrockagentcorecontrol.models import AgentRuntime
 
-from agentcore_rl_toolkit.cli.deploy import _name, command
+from agentcore_rl_toolkit.cli.deploy import _name, command, forget_agent
 from agentcore_rl_toolkit.deploy.artifact import this_platform
 from agentcore_rl_toolkit.deploy.calls import Calls, RefusedError
 from agentcore_rl_toolkit.deploy.deployment import Deployment
@@ -461,3 +461,13 @@ def test_who_has_no_account_sees_what_would_be_done_in_it(
     assert printed.exit_code == 0, printed.output
     assert printed.stdout.startswith("# trust: ")
     assert "123456789012" in printed.stderr
+
+
+def test_a_removed_agent_leaves_the_arn_of_its_namesake_in_another_region(tmp_path: Path) -> None:
+    stored = "AGENTCORE_AGENT_ARN=arn:aws:bedrock-agentcore:eu-west-1:123456789012:runtime/shop-abc\n"
+    (tmp_path / ".env").write_text(stored)
+    assert not forget_agent(tmp_path / ".env", "shop", "us-west-2")
+    assert not forget_agent(tmp_path / ".env", "sho", "eu-west-1")
+    assert (tmp_path / ".env").read_text() == stored
+    assert forget_agent(tmp_path / ".env", "shop", "eu-west-1")
+    assert (tmp_path / ".env").read_text() == ""

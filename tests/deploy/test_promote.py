@@ -410,7 +410,10 @@ def killed(after: int, *words: str) -> str | None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("to", "changes"),
-    [("sagemaker", ["CreateModel", "CreateEndpointConfig", "CreateEndpoint"]), ("bedrock", ["CreateModelImportJob"])],
+    [
+        ("sagemaker", ["CreateModel", "CreateEndpointConfig", "CreateEndpoint", "DeleteTags"]),
+        ("bedrock", ["CreateModelImportJob"]),
+    ],
 )
 def test_a_promotion_is_continued_and_removed_wherever_it_was_killed(
     run: Path,
@@ -440,6 +443,45 @@ def test_a_promotion_is_continued_and_removed_wherever_it_was_killed(
         assert nothing_is_left(aws_of_models)
 
 
+def test_after_a_kill_a_failed_check_leads_back_to_the_model_that_passed_its_checks(
+    run: Path, aws_of_models: LoopbackAWS, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agentcore_rl_toolkit.deploy.calls.Calls", Mortal)
+    words = (str(run), "--bucket", BUCKET)
+    other = str(trained(tmp_path / "refund", [-9.0] * len(IDS)))
+    worse = (other, "--bucket", BUCKET, "--name", "refund", "--instance", "ml.g6e.2xlarge")
+    third = (*worse[:-1], "ml.g6e.12xlarge")
+    assert killed(0, *words) is None
+    ((name, endpoint),) = aws_of_models.endpoints.items()
+    earlier = endpoint["EndpointConfigName"]
+
+    def fails_and_serves_the_earlier_one(words: tuple[str, ...]) -> bool:
+        Mortal.left = 0
+        refused = "does not serve the weights of the run" in str(promote(*words).exception)
+        return refused and endpoint["EndpointConfigName"] == earlier
+
+    for step in ("CreateModel", "CreateEndpointConfig", "AddTags"):
+        assert killed(1, *worse) == step
+    assert killed(2, *worse) == "UpdateEndpoint"
+    assert endpoint["EndpointConfigName"] != earlier
+    assert fails_and_serves_the_earlier_one(worse)
+    assert killed(2, *worse) == "UpdateEndpoint"
+    assert fails_and_serves_the_earlier_one(third)
+    assert killed(2, *worse) == "UpdateEndpoint"
+    assert killed(1, *worse) == "UpdateEndpoint"  # back
+    assert fails_and_serves_the_earlier_one(worse)
+    assert killed(2, *worse) == "UpdateEndpoint"
+    assert killed(0, *words) is None
+    assert killed(0, *words, "--remove") is None
+
+    assert killed(6, *words) == "CreateEndpoint"  # and no check
+    Mortal.left = 0
+    assert "its endpoint stays" in promote(*worse).output
+    assert aws_of_models.endpoints[name]["EndpointConfigName"] != earlier
+    assert killed(0, *words, "--remove") is None
+    assert nothing_is_left(aws_of_models)
+
+
 def test_a_model_is_imported_into_bedrock_warmed_up_and_removed(run: Path, aws_of_models: LoopbackAWS) -> None:
     words = (str(run), "--to", "bedrock", "--bucket", BUCKET)
     refused = promote(*words)
@@ -463,11 +505,12 @@ def test_a_model_is_imported_into_bedrock_warmed_up_and_removed(run: Path, aws_o
     other = promote(*words, "--tool-parser", "none", "--dtype", "float16")
     assert other.exit_code == 0, other.output
     assert len(aws_of_models.imported) == 2  # the earlier one stays for roll-backs
-    theirs = {"modelArn": bedrock_arn(7), "modelName": "agentcore-rl-refund-of-theirs", "creationTime": 0}
-    aws_of_models.imported[theirs["modelArn"]] = theirs
+    names = {bedrock_arn(7): "agentcore-rl-refund-of-theirs", bedrock_arn(8): "agentcore-rl-refund-0123456789ab"}
+    theirs = {arn: {"modelArn": arn, "modelName": name, "creationTime": 0} for arn, name in names.items()}
+    aws_of_models.imported |= theirs
     removed = promote(*words, "--remove")
     assert removed.exit_code == 0, removed.output
-    assert list(aws_of_models.imported.values()) == [theirs]
+    assert aws_of_models.imported == theirs
     aws_of_models.imported.clear()
     assert nothing_is_left(aws_of_models)
 
@@ -487,13 +530,23 @@ def test_a_failed_import_says_why_and_is_started_again(run: Path, aws_of_models:
 
 
 def test_resources_of_others_are_left_alone(run: Path, aws_of_models: LoopbackAWS) -> None:
-    aws_of_models.endpoints["refund"] = {"EndpointStatus": "InService", "EndpointConfigName": "theirs"}
-    aws_of_models.models["agentcore-rl-refund-theirs"] = {"ModelName": "agentcore-rl-refund-theirs"}
+    theirs, same = {"EndpointStatus": "InService", "EndpointConfigName": "theirs"}, "agentcore-rl-refund-0123456789ab"
+    aws_of_models.endpoints["refund"] = theirs.copy()
+    aws_of_models.models = {name: {"ModelName": name} for name in ("agentcore-rl-refund-theirs", same)}
+    aws_of_models.configs[same] = {"EndpointConfigName": same, "ProductionVariants": [{"ModelName": same}]}
     words = (str(run), "--bucket", BUCKET)
     for more in ((), ("--remove",)):
         assert promote(*words, *more).exit_code == 0
-    assert aws_of_models.endpoints == {"refund": {"EndpointStatus": "InService", "EndpointConfigName": "theirs"}}
-    assert list(aws_of_models.models) == ["agentcore-rl-refund-theirs"]
+        key = "agentcore-rl-models/sagemaker/us-west-2/refund/theirs/notes.txt"
+        client("s3").put_object(Bucket=BUCKET, Key=key, Body=b"")
+    assert (list(aws_of_models.endpoints), list(aws_of_models.configs)) == (["refund"], [same])
+    assert list(aws_of_models.models) == ["agentcore-rl-refund-theirs", same]
+    aws_of_models.endpoints = {"agentcore-rl-refund": theirs.copy()}
+    assert "was not made by this command" in str(promote(*words).exception)
+    assert "with the tag agentcore-rl-deployment=" in promote(*words, "--remove").output
+    assert aws_of_models.endpoints == {"agentcore-rl-refund": theirs}
+    assert keys() == [key]
+    client("s3").delete_object(Bucket=BUCKET, Key=key)
 
 
 @pytest.mark.parametrize(
@@ -854,6 +907,15 @@ def test_a_folder_comes_with_the_command_that_serves_it(run: Path, tmp_path: Pat
     assert "Qwen3ForCausalLM, 0.6 MB in bfloat16" in done.output
     assert f"vllm serve {tmp_path / 'out'} --enable-auto-tool-choice --tool-call-parser hermes" in done.output
     assert read_model(tmp_path / "out").dtype == "bfloat16"
+
+
+def test_neither_a_trainers_state_nor_a_key_is_uploaded(run: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(run / "policy", tmp_path / "model"))
+    files = read_model(folder).files
+    for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin", "up.env", ".env", "id.pem"):
+        (folder / name).touch()
+    assert read_model(folder).files == files
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= {file.name for file in files}
 
 
 def test_models_beside_each_other_and_edited_ones_get_their_own_folders(tmp_path: Path) -> None:

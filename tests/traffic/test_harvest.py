@@ -163,6 +163,8 @@ def test_sessions_without_the_users_attribute_are_left_out_and_counted(tmp_path:
     done = run(*words, "user.id")
     assert "20 sessions were left out: they lack the attribute of the user" in done.output
     assert sorted([len(rows(out)), len(rows(held_out))]) == [0, 20]
+    empty = out if not rows(out) else held_out
+    assert f"warning: {empty} is empty" in " ".join(done.output.split())
     assert "40 sessions were left out: they lack the attribute" in str(run(*words, "userid", "--force").exception)
 
 

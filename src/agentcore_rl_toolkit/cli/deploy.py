@@ -118,7 +118,7 @@ def command(
         return
     if remove:
         left = deployment.remove()
-        if not dry_run and forget_agent(Path(".env"), settings.name):
+        if not dry_run and forget_agent(Path(".env"), settings.name, calls.region):
             say("AGENTCORE_AGENT_ARN in .env: is removed")
         click.echo(json.dumps({"left": left}) if as_json else "left: " + "\nleft: ".join(left))
         return
@@ -261,11 +261,11 @@ def _print_policies(deployment: Deployment, as_json: bool) -> None:
         click.echo(f"# {name}: {holder}\n{iam.text(policy)}\n")
 
 
-def forget_agent(path: Path, name: str) -> bool:
-    """Remove the ARN of an agent of this name from a `.env` file. Return False if the file does not have it."""
+def forget_agent(path: Path, name: str, region: str | None) -> bool:
+    """Remove the ARN of an agent of this name and region from a `.env` file. Return False if the file does not have it."""
     from dotenv import unset_key
 
-    if re.search(rf":runtime/{name}-\w+$", read_dotenv(path).get(ARN, "")) is None:
+    if re.search(rf":{region}:\d+:runtime/{name}-\w+$", read_dotenv(path).get(ARN, "")) is None:
         return False
     unset_key(path, ARN)
     return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 import itertools
 import json
 import os
@@ -329,6 +330,7 @@ def _evaluate(rows: list[EvalRow], exp_id: str, out: Path, options: dict[str, An
     from ..client import BatchProgress
     from ..client.batch import WRONG_BUCKET, WRONG_SETTINGS
     from ..client.evaluation import score_of, summarize, write_results
+    from ..runs import read_config, write_config
     from .training.evaluation import collect, evaluation_config, item_of, items_before
 
     repeat, places = options["repeat"], {row.input_id: place for place, row in enumerate(rows)}
@@ -349,6 +351,14 @@ def _evaluate(rows: list[EvalRow], exp_id: str, out: Path, options: dict[str, An
             **dict(_judge(options) or ()),
             score=options["score"] or opened.score,
         )
+        for file in scorer_files(config.score)[:1]:
+            digest, kept = hashlib.sha256(file.read_bytes()).hexdigest(), read_config(out)
+            if kept.get("score_digest", digest) != digest:
+                raise ConfigError(
+                    f"{nearby(file)} has changed since the run in {nearby(out)} began, and one result cannot have rewards of two "
+                    "scorers. Choose another --out"
+                )
+            write_config(out, {**kept, "score_digest": digest}, replace=True)
         payloads = {row.input_id: row.payload for row in rows}
         before = items_before(out, config, payloads) if options["resume"] else {}
         opened.recording.run.forget(causes=(Cause.SCORER,))
@@ -357,6 +367,7 @@ def _evaluate(rows: list[EvalRow], exp_id: str, out: Path, options: dict[str, An
             items += [dataclasses.replace(item, index=place * repeat + k) for k, item in enumerate(before[name])]
         outcomes, causes = (Counter(filter(None, map(attrgetter(name), items))) for name in ("outcome", "cause"))
         scores = [score for item in items if (score := score_of(item)) is not None]
+        silent: list[str] = []  # sessions that ended ok without a model call
 
         def requests() -> Iterator[GroupRequest]:
             for row in rows:
@@ -368,6 +379,8 @@ def _evaluate(rows: list[EvalRow], exp_id: str, out: Path, options: dict[str, An
             item = item_of(rollout, index, config)
             items.append(item)
             outcomes[rollout.outcome] += 1
+            if rollout.outcome is Outcome.OK and rollout.capture is not None and not rollout.capture.turns:
+                silent.append(rollout.session_id)
             if rollout.cause is not None:
                 causes[rollout.cause] += 1
             if (score := score_of(item)) is not None:
@@ -409,6 +422,12 @@ def _evaluate(rows: list[EvalRow], exp_id: str, out: Path, options: dict[str, An
         click.echo(visible(f"error: {advice}"), err=True)
     elif summary.failures:
         click.echo(visible(f"error: {most_frequent(items)}"), err=True)
+    if silent and not advice:
+        click.echo(
+            f"warning: {len(silent)} of {total} rollouts made no model call that arrived at the gateway, and their rewards "
+            "count. Check that the agent can reach `_rollout.base_url`, or use --model none for an agent with a model of its own",
+            err=True,
+        )
     click.echo(json.dumps(dataclasses.asdict(summary), indent=2) if options["as_json"] else visible(summary))
     # Errors come first: the policy's failures are results.
     for item in sorted((i for i in items if not i.success or i.cause), key=lambda i: i.cause == Cause.POLICY)[:5]:

@@ -58,13 +58,14 @@ class Resources:
         return f"s3://{bucket}/{prefix}"
 
     def remove_objects(self, bucket: str, prefix: str) -> None:
-        """Remove all objects below the prefix, and the parts of uploads that were interrupted."""
+        """Remove the objects below the prefix whose name begins with a digest, and the parts of uploads that were interrupted."""
         where: dict[str, Any] = {"Bucket": bucket, "Prefix": prefix, "absent": ("NoSuchBucket",)}
         for part in (self._s3("ListMultipartUploads", **where) or {}).get("Uploads", []):
             self._s3("AbortMultipartUpload", Bucket=bucket, Key=part["Key"], UploadId=part["UploadId"])
-        for item in list(self._call.every("s3", "ListObjectsV2", "Contents", **where)):
-            self._call.step(f"s3://{bucket}/{item['Key']}", "removed")
-            self._s3("DeleteObject", Bucket=bucket, Key=item["Key"])
+        for key in [item["Key"] for item in self._call.every("s3", "ListObjectsV2", "Contents", **where)]:
+            if re.match(r"[0-9a-f]{12}[./]", key.removeprefix(prefix)):
+                self._call.step(f"s3://{bucket}/{key}", "removed")
+                self._s3("DeleteObject", Bucket=bucket, Key=key)
 
     def role(self, name: str, description: str, trust: iam.Policy, rights: iam.Policy) -> str:
         """Create the role, or bring it up to date. Returns its ARN."""

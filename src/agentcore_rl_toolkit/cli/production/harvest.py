@@ -110,6 +110,12 @@ def command(source: str, out: Path, **options: Any) -> None:
     _write(out, [row for row, _ in rows], "rows")
     if options["eval_out"] is not None:
         _write(options["eval_out"], held_out, "rows, of other users")
+        if not rows or not held_out:
+            click.echo(
+                f"warning: {nearby(options['eval_out'] if rows else out)} is empty. A hash of the user decides to which file "
+                "the rows of a user belong, and there are too few users for both. Harvest more traffic, or leave out --eval-out",
+                err=True,
+            )
     if options["sft_out"] is not None:
         exact = [sequence for _, each in rows for sequence in each.sequences]
         dialogues = exact or [_dialogue(each, redaction) for _, each in rows if each.answer]

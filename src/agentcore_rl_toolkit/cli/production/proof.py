@@ -30,10 +30,12 @@ def of_model(host: SageMakerEndpoint | ImportedModel, model: Path, calls: Calls)
         return {}
     try:
         _check_answer(_post(host.address["base_url"], str(calls.region)), calls)
-        return _compare_logprobs(host, model, calls)
+        found = _compare_logprobs(host, model, calls)
     except ConfigError:
         host.reject()
         raise
+    host.accept()
+    return found
 
 
 def _check_answer(reply: Any, calls: Calls) -> None:

@@ -66,6 +66,7 @@ class ImportedModel(Host):
         if job is None:
             # Its name is a new one, because those of failed jobs stay taken.
             new: dict[str, Any] = {"jobName": f"{self.name}-{time.time_ns() // 10**6}", "importedModelName": name}
+            new["importedModelTags"] = [{key.lower(): value for key, value in self._resources.tag.items()}]
             calls.step(f"import job {new['jobName']}", "started")
             policies = iam.imports(calls.partition, calls.account, self._bucket, self._prefix, str(calls.region))
             started = self._with_role(*policies, "CreateModelImportJob", "roleArn", modelDataSource=source, **new)
@@ -97,12 +98,16 @@ class ImportedModel(Host):
 
     def _models(self) -> list[Mapping[str, Any]]:
         listed = self._call.every("bedrock", "ListImportedModels", "modelSummaries", nameContains=self.name)
-        return [model for model in listed if self._is_ours(model["modelName"])]
+        return [model for model in listed if self._is_version(model["modelName"]) and self._is_ours(model["modelArn"])]
+
+    def _tags(self, arn: str) -> Mapping[str, str]:
+        found = self._api("ListTagsForResource", resourceARN=arn)
+        return {tag["key"]: tag["value"] for tag in found["tags"]}
 
     def _running(self) -> list[Mapping[str, Any]]:
         which = {"nameContains": self.name, "statusEquals": "InProgress"}
         listed = self._call.every("bedrock", "ListModelImportJobs", "modelImportJobSummaries", **which)
-        return [job for job in listed if self._is_ours(str(job.get("importedModelName", "")))]
+        return [job for job in listed if self._is_version(str(job.get("importedModelName", "")))]
 
     def _ended(self, job: str) -> Mapping[str, Any]:
         find = partial(self._api, "GetModelImportJob", jobIdentifier=job)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import hashlib
 import json
 import math
@@ -34,6 +35,8 @@ IMPORTED = """GPTBigCodeForCausalLM GptOssForCausalLM LlamaForCausalLM MistralFo
     Qwen3ForCausalLM Qwen3MoeForCausalLM T5ForConditionalGeneration"""
 IMPORT_REGIONS = ("us-east-1", "us-east-2", "us-west-2", "eu-central-1")
 _IMPORT_CONTEXT = 128 * 1024
+# A trainer's state and second copies of the weights, which no server reads, and secrets.
+_NOT_THE_MODEL = (".*", "*.bin", "*.ckpt", "*.pt", "*.pth", "*.env", "*.key", "*.pem", "trainer_state.json")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,8 +72,12 @@ class ModelFacts:
 
     @property
     def files(self) -> list[Path]:
-        """The files of the folder, in a fixed order."""
-        return sorted(file for file in self.folder.iterdir() if file.is_file() and not file.name.startswith("."))
+        """The files that a server needs, in a fixed order."""
+        return sorted(
+            file
+            for file in self.folder.iterdir()
+            if file.is_file() and not any(fnmatch.fnmatch(file.name, pattern) for pattern in _NOT_THE_MODEL)
+        )
 
     @cached_property
     def digest(self) -> str:

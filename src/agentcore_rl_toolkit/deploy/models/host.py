@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, ClassVar
 
@@ -36,9 +36,16 @@ class Host:
         self._resources = Resources(f"model-{self.service}-{calls.region}-{name}", calls)
         self._api = partial(calls, self.service)
 
-    def _is_ours(self, name: str) -> bool:
+    def _is_version(self, name: str) -> bool:
         """Return True for the name of a version of this model, which ends with a digest."""
         return re.fullmatch(rf"{self.name}-[0-9a-f]{{12}}", name) is not None
+
+    def _is_ours(self, arn: str) -> bool:
+        """Return True for a resource with this model's tag. Others of the same name are left alone."""
+        return self._tags(arn).get(self._resources.tag["Key"]) == self._resources.tag["Value"]
+
+    def _tags(self, arn: str) -> Mapping[str, str]:
+        raise NotImplementedError
 
     def _upload(self, facts: ModelFacts) -> str:
         return self._resources.upload(facts.files, self._bucket, f"{self._prefix}{facts.digest}/")
@@ -56,7 +63,8 @@ class Host:
             self._call.step(what, "removed")
             delete()
         if not found:
-            self._call.say(f"there is no model {self.name} on {self.service} in {self._call.region}")
+            tag = "{Key}={Value}".format_map(self._resources.tag)
+            self._call.say(f"there is no model {self.name} with the tag {tag} on {self.service} in {self._call.region}")
         self._resources.remove_role(self._role_name)
         self._resources.remove_objects(self._bucket, self._prefix)
 

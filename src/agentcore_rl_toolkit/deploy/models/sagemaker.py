@@ -28,6 +28,8 @@ READY_S = 3600.0  # a large model is downloaded, loaded and compiled first
 PAUSE_S = 5.0
 RUNTIME_URL = "AWS_ENDPOINT_URL_SAGEMAKER_RUNTIME"
 ABSENT = ("ValidationException", "ResourceNotFound")  # SageMaker's Describe calls say so of what is not there
+# Tags of an endpoint: the configuration that has not passed its checks, and the one before it. They survive a killed command.
+UNPROVEN, EARLIER = "agentcore-rl-unproven", "agentcore-rl-earlier"
 _CHANGING = ("Creating", "Updating", "SystemUpdating", "RollingBack", "Deleting")
 
 
@@ -62,10 +64,12 @@ class SageMakerEndpoint(Host):
     def __init__(self, name: str, bucket: str, calls: Calls, instance: str | None) -> None:
         super().__init__(name, bucket, calls)
         self._instance = instance
-        self._earlier: str | None = None  # the configuration that `up` replaced
+        self._arn = f"arn:{self._where}:endpoint/{self.name}"
+        self._earlier: str | None = None  # the last configuration that passed its checks
+        self._has_marks = False  # whether the endpoint has the tags above
         base = os.environ.get(RUNTIME_URL) or f"https://runtime.sagemaker.{calls.region}.amazonaws.com"
         self.address = {"base_url": f"{base.rstrip('/')}/endpoints/{self.name}/openai/v1"}
-        self.rights = iam.endpoint_user(f"arn:{self._where}:endpoint/{self.name}")
+        self.rights = iam.endpoint_user(self._arn)
 
     def addresses(self) -> list[str]:
         """Return all addresses that agents may have of the model."""
@@ -79,6 +83,11 @@ class SageMakerEndpoint(Host):
 
     def up(self, facts: ModelFacts) -> None:
         """Bring the endpoint to this model, and wait until it serves."""
+        found = self._settled()
+        if found is not None and not self._is_ours(self._arn):
+            raise ConfigError(
+                f"the endpoint {self.name} exists and was not made by this command: choose another --name"
+            )
         instance, gpus = instance_for(facts, self._instance)
         environment = {"SM_VLLM_TENSOR_PARALLEL_SIZE": str(gpus)}
         if facts.tool_parser is not None:
@@ -87,11 +96,11 @@ class SageMakerEndpoint(Host):
         image = f"{IMAGES}.dkr.ecr.{self._call.region}.amazonaws.com/{IMAGE}"
         container = {"Image": image, "ModelDataSource": {"S3DataSource": source}, "Environment": environment}
         version = hashlib.sha256(json.dumps([container, instance]).encode()).hexdigest()[:12]
-        name = f"{self.name}-{version}"
+        name, tags = f"{self.name}-{version}", [self._resources.tag]
         if self._api("DescribeModel", ModelName=name, absent=ABSENT) is None:
             self._call.step(f"model {name}", "created")
             policies = iam.hosting(self._call.partition, self._call.account, self._bucket, self._prefix)
-            model: dict[str, Any] = {"ModelName": name, "PrimaryContainer": container}
+            model: dict[str, Any] = {"ModelName": name, "PrimaryContainer": container, "Tags": tags}
             self._with_role(*policies, "CreateModel", "ExecutionRoleArn", **model)
         if self._api("DescribeEndpointConfig", EndpointConfigName=name, absent=ABSENT) is None:
             variant = {
@@ -102,22 +111,35 @@ class SageMakerEndpoint(Host):
                 "InitialVariantWeight": 1.0,
                 "InferenceAmiVersion": AMI,
             }
-            self._api("CreateEndpointConfig", EndpointConfigName=name, ProductionVariants=[variant])
-        found = self._settled()
+            self._api("CreateEndpointConfig", EndpointConfigName=name, ProductionVariants=[variant], Tags=tags)
         if found is not None and found["EndpointStatus"] == "Failed":
             self._call.step(f"the failed endpoint {self.name}", "removed")
             self._delete()
             found = None
         if found is None:
             self._call.step(f"endpoint {self.name}", "created")
-            self._api("CreateEndpoint", EndpointName=self.name, EndpointConfigName=name)
+            marked = [*tags, {"Key": UNPROVEN, "Value": name}]
+            self._api("CreateEndpoint", EndpointName=self.name, EndpointConfigName=name, Tags=marked)
+            self._has_marks = True
             self._check_service(name)
-        elif found["EndpointConfigName"] != name:
-            self._earlier = found["EndpointConfigName"]
+            return
+        now, marks = found["EndpointConfigName"], self._tags(self._arn)
+        last = marks.get(EARLIER) if marks.get(UNPROVEN) == now else now
+        self._earlier, self._has_marks = None if last == name else last, now != name or UNPROVEN in marks
+        if now != name:
+            new = [
+                {"Key": key, "Value": value} for key, value in ((UNPROVEN, name), (EARLIER, last)) if value is not None
+            ]
+            self._api("AddTags", ResourceArn=self._arn, Tags=new)
             self._update(name)
         else:
             self._check_service(name)
             self._call.say(f"endpoint {self.name}: is up to date")
+
+    def accept(self) -> None:
+        """Forget the earlier configuration: the new model passed its checks."""
+        if self._has_marks:
+            self._api("DeleteTags", ResourceArn=self._arn, TagKeys=[UNPROVEN, EARLIER])
 
     def reject(self) -> None:
         """Let the endpoint serve its earlier configuration again, if it had one: the new model failed its check."""
@@ -162,12 +184,17 @@ class SageMakerEndpoint(Host):
             raise ConfigError(f"the endpoint gave no logprobs: {text[:200]!r}") from e
 
     def _parts(self) -> Iterator[Part]:
-        if self._settled() is not None:
+        if self._settled() is not None and self._is_ours(self._arn):
             yield f"endpoint {self.name}", self._delete
         for kind in ("EndpointConfig", "Model"):
             listed = [*self._call.every("sagemaker", f"List{kind}s", f"{kind}s", NameContains=self.name)]
-            for name in filter(self._is_ours, (each[f"{kind}Name"] for each in listed)):
-                yield f"{kind} {name}", partial(self._api, f"Delete{kind}", absent=ABSENT, **{f"{kind}Name": name})
+            for name, arn in ((each[f"{kind}Name"], each[f"{kind}Arn"]) for each in listed):
+                if self._is_version(name) and self._is_ours(arn):
+                    yield f"{kind} {name}", partial(self._api, f"Delete{kind}", absent=ABSENT, **{f"{kind}Name": name})
+
+    def _tags(self, arn: str) -> Mapping[str, str]:
+        listed = self._call.every("sagemaker", "ListTags", "Tags", ResourceArn=arn)
+        return {tag["Key"]: tag["Value"] for tag in listed}
 
     def _delete(self) -> None:
         self._api("DeleteEndpoint", EndpointName=self.name, absent=ABSENT)
