@@ -185,6 +185,12 @@ def roles() -> list[str]:
     return [role["RoleName"] for role in client("iam").list_roles()["Roles"]]
 
 
+def commands_of(done: Result) -> dict[str, list[str]]:
+    """The commands that a promotion printed with --json: "Roll back" and "Remove it"."""
+    lines = [line for line in json.loads(done.stdout)["steps"] if " with:" in line]
+    return {line.partition(" with:  ")[0]: line.partition(" promote ")[2].split() for line in lines}
+
+
 def nothing_is_left(service: LoopbackAWS) -> bool:
     return service.has_nothing() and keys() == [] and "agentcore-rl-model-refund" not in roles()
 
@@ -222,7 +228,7 @@ def test_a_model_is_put_on_an_endpoint_updated_and_removed(
     assert aws_of_models.endpoints["agentcore-rl-refund"]["EndpointStatus"] == "InService"
 
     changes = aws_of_models.changes
-    again = promote(*words)
+    again = promote(*words, "--name", "Refund")  # names in another case are one model
     assert "endpoint agentcore-rl-refund: is up to date" in again.output
     assert aws_of_models.changes == changes
 
@@ -255,7 +261,7 @@ def test_a_model_is_put_on_an_endpoint_updated_and_removed(
 
     part = client("s3").create_multipart_upload(Bucket=BUCKET, Key=f"{prefix}model.safetensors")
     assert part["UploadId"]
-    removed = promote(*words, "--remove")
+    removed = promote(*words, "--name", "REFUND", "--remove")
     assert removed.exit_code == 0, removed.output
     assert nothing_is_left(aws_of_models)
     assert "Uploads" not in client("s3").list_multipart_uploads(Bucket=BUCKET)
@@ -301,47 +307,27 @@ def test_two_long_names_are_no_common_model() -> None:
         promoting._name(runs[0], "a" * 37)
 
 
-def test_names_in_another_case_are_one_model(run: Path, aws_of_models: LoopbackAWS) -> None:
-    words = (str(run), "--bucket", BUCKET)
-    for name in ("refund", "Refund"):
-        assert promote(*words, "--name", name).exit_code == 0
-    assert list(aws_of_models.endpoints) == ["agentcore-rl-refund"]
-    assert promote(*words, "--name", "REFUND", "--remove").exit_code == 0
-    assert nothing_is_left(aws_of_models)
-
-
-def test_logprobs_of_other_weights_stop_the_promotion(run: Path, aws_of_models: LoopbackAWS, tmp_path: Path) -> None:
-    (earlier,) = aws_of_models.configs if promote(str(run), "--bucket", BUCKET).exit_code == 0 else ()
-    other = trained(tmp_path / "refund", [-9.0] * len(IDS))
-    words = (str(other), "--bucket", BUCKET, "--name", "refund", "--instance", "ml.g6e.2xlarge")
-    done = promote(*words)
-    assert "does not serve the weights of the run" in str(done.exception)
-    assert aws_of_models.endpoints["agentcore-rl-refund"]["EndpointConfigName"] == earlier
-    assert len(aws_of_models.configs) == 2
-    aws_of_models.engine_url = "http://127.0.0.1:1"
-    unknown = promote(str(other / "policy"), "--bucket", BUCKET, "--name", "refund")
-    assert (unknown.exit_code, "logprobs: the model returned none" in unknown.output) == (0, True), unknown.output
-    assert promote(str(run), "--bucket", BUCKET, "--remove").exit_code == 0
-
-
 def test_a_rejected_model_never_serves_again(
     run: Path, aws_of_models: LoopbackAWS, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = (str(run), "--bucket", BUCKET)
     (earlier,) = aws_of_models.configs if promote(*words).exit_code == 0 else ()
-    other = trained(tmp_path / "refund", [LOGPROB] * len(IDS))
+    others = [trained(tmp_path / f"{logprob}" / "refund", [logprob] * len(IDS)) for logprob in (-9.0, LOGPROB)]
     with hosted(completions("NaN")) as url, monkeypatch.context() as patched:
-        patched.setattr(aws_of_models, "engine_url", url)
-        rejected = promote(str(other), "--bucket", BUCKET, "--name", "refund", "--instance", "ml.g6e.2xlarge")
-    assert "does not serve the weights of the run" in str(rejected.exception)
-    assert aws_of_models.endpoints["agentcore-rl-refund"]["EndpointConfigName"] == earlier
-    assert len(aws_of_models.configs) == 2
+        for other in others:
+            rejected = promote(str(other), "--bucket", BUCKET, "--name", "refund", "--instance", "ml.g6e.2xlarge")
+            assert "does not serve the weights of the run" in str(rejected.exception)
+            assert aws_of_models.endpoints["agentcore-rl-refund"]["EndpointConfigName"] == earlier
+            assert len(aws_of_models.configs) == 2
+            patched.setattr(aws_of_models, "engine_url", url)
     chat, aws_of_models.chat_url = aws_of_models.chat_url, "http://127.0.0.1:1"
     failed = promote(*words)
     assert failed.exit_code != 0
     assert "its endpoint stays" in failed.output
     assert aws_of_models.endpoints["agentcore-rl-refund"]["EndpointConfigName"] == earlier
-    aws_of_models.chat_url = chat
+    aws_of_models.chat_url, aws_of_models.engine_url = chat, "http://127.0.0.1:1"
+    unknown = promote(str(others[0] / "policy"), "--bucket", BUCKET, "--name", "refund")
+    assert (unknown.exit_code, "logprobs: the model returned none" in unknown.output) == (0, True), unknown.output
     assert promote(*words, "--remove").exit_code == 0
 
 
@@ -412,7 +398,7 @@ def killed(after: int, *words: str) -> str | None:
     ("to", "changes"),
     [
         ("sagemaker", ["CreateModel", "CreateEndpointConfig", "CreateEndpoint", "DeleteTags"]),
-        ("bedrock", ["CreateModelImportJob"]),
+        pytest.param("bedrock", ["CreateModelImportJob"], marks=pytest.mark.nightly),
     ],
 )
 def test_a_promotion_is_continued_and_removed_wherever_it_was_killed(
@@ -482,18 +468,25 @@ def test_after_a_kill_a_failed_check_leads_back_to_the_model_that_passed_its_che
     assert nothing_is_left(aws_of_models)
 
 
-def test_a_model_is_imported_into_bedrock_warmed_up_and_removed(run: Path, aws_of_models: LoopbackAWS) -> None:
-    words = (str(run), "--to", "bedrock", "--bucket", BUCKET)
+def test_a_model_is_imported_into_bedrock_warmed_up_and_removed(
+    run: Path, aws_of_models: LoopbackAWS, account: dict[str, str]
+) -> None:
+    arn, _, role = agent_of(account)
+    words = (str(run), "--to", "bedrock", "--bucket", BUCKET, "--agent", arn)
     refused = promote(*words)
     assert "tool calls of imported models for gpt-oss only" in str(refused.exception)
     assert (aws_of_models.changes, keys()) == (0, [])
+    aws_of_models.failure = "the tokenizer is not known"
+    assert "the tokenizer is not known" in str(promote(*words, "--tool-parser", "none").exception)
+    (failed,) = (job["jobName"] for job in aws_of_models.jobs.values())
     aws_of_models.not_ready = 6
     first = promote(*words, "--tool-parser", "none")
     assert first.exit_code == 0, first.output
     assert "the model is being loaded: waiting" in first.output
     assert 'the model answered: "It is 7."' in first.output
     assert "price per hour unknown" in first.output
-    (job,) = aws_of_models.jobs.values()
+    _, job = aws_of_models.jobs.values()
+    assert job["jobName"] != failed
     trust = client("iam").get_role(RoleName="agentcore-rl-model-refund")["Role"]["AssumeRolePolicyDocument"]
     assert len(job["jobName"]) <= 63
     assert job["roleArn"].endswith(":role/agentcore-rl-model-refund")
@@ -504,29 +497,23 @@ def test_a_model_is_imported_into_bedrock_warmed_up_and_removed(run: Path, aws_o
     assert "is up to date" in again.output
     other = promote(*words, "--tool-parser", "none", "--dtype", "float16")
     assert other.exit_code == 0, other.output
-    assert len(aws_of_models.imported) == 2  # the earlier one stays for roll-backs
+    assert len(aws_of_models.imported) == 2  # the earlier one stays for roll-backs, and the agent may call it
+    name = {"RoleName": role, "PolicyName": "agentcore-rl-model-bedrock-refund"}
+    (statement,) = client("iam").get_role_policy(**name)["PolicyDocument"]["Statement"]
+    assert statement["Resource"] == sorted(aws_of_models.imported)
     names = {bedrock_arn(7): "agentcore-rl-refund-of-theirs", bedrock_arn(8): "agentcore-rl-refund-0123456789ab"}
     theirs = {arn: {"modelArn": arn, "modelName": name, "creationTime": 0} for arn, name in names.items()}
     aws_of_models.imported |= theirs
     removed = promote(*words, "--remove")
     assert removed.exit_code == 0, removed.output
     assert aws_of_models.imported == theirs
+    assert client("iam").list_role_policies(RoleName=role)["PolicyNames"] == []
     aws_of_models.imported.clear()
     assert nothing_is_left(aws_of_models)
 
 
 def bedrock_arn(number: int) -> str:
     return f"arn:aws:bedrock:us-west-2:123456789012:imported-model/{number:012d}"
-
-
-def test_a_failed_import_says_why_and_is_started_again(run: Path, aws_of_models: LoopbackAWS) -> None:
-    words = (str(run), "--to", "bedrock", "--bucket", BUCKET, "--tool-parser", "none")
-    aws_of_models.failure = "the tokenizer is not known"
-    failed = promote(*words)
-    assert "the tokenizer is not known" in str(failed.exception)
-    assert promote(*words).exit_code == 0
-    assert len({job["jobName"] for job in aws_of_models.jobs.values()}) == 2
-    assert promote(*words, "--remove").exit_code == 0
 
 
 def test_resources_of_others_are_left_alone(run: Path, aws_of_models: LoopbackAWS) -> None:
@@ -562,11 +549,7 @@ def test_a_removal_of_what_is_not_there_changes_nothing(
     arn, _, role = agent_of(account)
     done = promote(str(run), "--bucket", BUCKET, "--to", to, "--tool-parser", "none", "--agent", arn, "--json")
     assert done.exit_code == 0, done.output
-    undo = {
-        line.partition(" with:  ")[0]: line.partition(" promote ")[2].split()
-        for line in json.loads(done.stdout)["steps"]
-        if " with:" in line
-    }
+    undo = commands_of(done)
     weights, changes = keys(), aws_of_models.changes
     policies = [f"agentcore-rl-model-{to}-refund"]
     for other in others:
@@ -672,8 +655,9 @@ def test_agents_get_rows_without_the_reference(
 
 @pytest.mark.parametrize("to", ["sagemaker", "bedrock"])
 def test_a_deployed_agent_is_led_to_the_model_and_back(
-    run: Path, aws_of_models: LoopbackAWS, account: dict[str, str], to: str
+    run: Path, aws_of_models: LoopbackAWS, account: dict[str, str], to: str, tmp_path: Path
 ) -> None:
+    moved = shutil.copytree(run, tmp_path / "refund")
     arn, runtime, role = agent_of(account)
     iam, control = client("iam"), client("bedrock-agentcore-control")
 
@@ -681,8 +665,8 @@ def test_a_deployed_agent_is_led_to_the_model_and_back(
         found = control.get_agent_runtime(agentRuntimeId=runtime).get("environmentVariables", {})
         return {name: value for name, value in found.items() if "MODEL" in name}
 
-    words = (str(run), "--to", to, "--bucket", BUCKET, "--agent", arn, "--tool-parser", "none")
-    done = promote(*words, "--json")
+    words = ("--to", to, "--bucket", BUCKET, "--agent", arn, "--tool-parser", "none")
+    done = promote(str(moved), *words, "--json")
     assert done.exit_code == 0, done.output
     facts = json.loads(done.stdout)
     policy = iam.get_role_policy(RoleName=role, PolicyName=f"agentcore-rl-model-{to}-refund")["PolicyDocument"]
@@ -694,14 +678,16 @@ def test_a_deployed_agent_is_led_to_the_model_and_back(
     else:
         assert variables() == {"AGENTCORE_RL_MODEL_ID": facts["model_id"]}
         assert resource == [facts["model_id"]] == list(aws_of_models.imported)
-    again = json.loads(promote(*words, "--json").stdout)  # an interrupted run may have changed the agent
+    again = json.loads(promote(str(moved), *words, "--json").stdout)  # an interrupted run may have changed the agent
     assert (again["version"], again["version_before"]) == (facts["version"], facts["version_before"])
 
-    assert promote(str(run), "--agent", arn, "--roll-back", facts["version_before"]).exit_code == 0
+    shutil.rmtree(moved)  # the endpoint is billed, also if the run is gone from this machine
+    assert promote(*commands_of(done)["Roll back"]).exit_code == 0
     assert variables() == {}
-    assert promote(*words).exit_code == 0
+    assert "there is no model folder" in str(promote(str(moved), *words).exception)
+    assert promote(str(run), *words).exit_code == 0
     assert variables() != {}
-    removed = promote(*words, "--remove")
+    removed = promote(*commands_of(done)["Remove it"])
     assert removed.exit_code == 0, removed.output
     assert (variables(), iam.list_role_policies(RoleName=role)["PolicyNames"]) == ({}, [])
     assert nothing_is_left(aws_of_models)
@@ -772,49 +758,6 @@ def test_a_repeated_promotion_leads_back_to_the_same_code(
     update(roleArn=now["roleArn"], environmentVariables={})
 
 
-def test_a_model_is_removed_after_its_run(
-    run: Path, aws_of_models: LoopbackAWS, account: dict[str, str], tmp_path: Path
-) -> None:
-    """The endpoint is billed, also if the run is gone from this machine."""
-    moved = shutil.copytree(run, tmp_path / "refund")
-    arn, _, _ = agent_of(account)
-    done = promote(str(moved), "--bucket", BUCKET, "--agent", arn, "--json")
-    undo = dict(line.split(" with:  ") for line in json.loads(done.stdout)["steps"] if " with:" in line)
-    shutil.rmtree(moved)
-    for name in ("Roll back", "Remove it"):
-        ended = promote(*undo[name].partition(" promote ")[2].split())
-        assert ended.exit_code == 0, (ended.output, ended.exception)
-    assert nothing_is_left(aws_of_models)
-    assert "there is no model folder" in str(promote(str(moved), "--bucket", BUCKET).exception)
-
-
-def test_the_next_import_leaves_the_right_to_call_the_one_in_use(
-    run: Path, aws_of_models: LoopbackAWS, account: dict[str, str]
-) -> None:
-    arn, _, role = agent_of(account)
-    words = (str(run), "--to", "bedrock", "--bucket", BUCKET, "--agent", arn, "--tool-parser", "none")
-    for dtype in ("bfloat16", "float16"):
-        assert promote(*words, "--dtype", dtype).exit_code == 0
-    name = {"RoleName": role, "PolicyName": "agentcore-rl-model-bedrock-refund"}
-    document = client("iam").get_role_policy(**name)["PolicyDocument"]
-    (statement,) = document["Statement"]
-    assert statement["Resource"] == sorted(aws_of_models.imported)
-    assert len(statement["Resource"]) == 2
-    assert promote(*words, "--remove").exit_code == 0
-    assert client("iam").list_role_policies(RoleName=role)["PolicyNames"] == []
-
-
-def test_rights_of_a_model_and_a_bundle_have_two_names(
-    run: Path, aws_of_models: LoopbackAWS, account: dict[str, str]
-) -> None:
-    arn, _, role = agent_of(account)
-    words = (str(run), "--bucket", BUCKET, "--agent", arn, "--name", "bundle-ours", "--bundle", "ours")
-    assert promote(*words).exit_code == 0
-    assert len(client("iam").list_role_policies(RoleName=role)["PolicyNames"]) == 2
-    assert promote(*words, "--remove").exit_code == 0
-    assert client("iam").list_role_policies(RoleName=role)["PolicyNames"] == []
-
-
 def test_a_removed_model_leaves_the_other_models_of_its_bundle(
     run: Path, aws_of_models: LoopbackAWS, account: dict[str, str]
 ) -> None:
@@ -843,15 +786,13 @@ def test_a_removed_model_leaves_the_other_models_of_its_bundle(
 
 
 def test_a_bundle_gets_a_version_with_the_models_address(
-    run: Path, aws_of_models: LoopbackAWS, account: dict[str, str], tmp_path: Path
+    run: Path, aws_of_models: LoopbackAWS, account: dict[str, str]
 ) -> None:
     arn, runtime, role = agent_of(account)
     control = client("bedrock-agentcore-control")
     theirs = {arn: {"configuration": {"system_prompt": "Be kind.", "model_id": "hosted"}}}
     made = control.create_configuration_bundle(bundleName="ours", components=theirs, tags={})
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text('{"prompt": "hello"}\n')
-    words = (str(run), "--bucket", BUCKET, "--agent", arn, "--bundle", "ours")
+    words = (str(run), "--bucket", BUCKET, "--agent", arn, "--bundle", "ours", "--name", "bundle-ours")
     before = control.get_agent_runtime(agentRuntimeId=runtime)["agentRuntimeVersion"]
     done = promote(*words, "--json")
     assert done.exit_code == 0, done.output
@@ -864,7 +805,7 @@ def test_a_bundle_gets_a_version_with_the_models_address(
     wanted = {"system_prompt": "Be kind.", "base_url": facts["base_url"]}
     assert found["components"][arn]["configuration"] == wanted
     assert control.get_agent_runtime(agentRuntimeId=runtime)["agentRuntimeVersion"] == before
-    names = {"agentcore-rl-model-sagemaker-refund", "agentcore-rl-model-bundle-ours"}
+    names = {"agentcore-rl-model-sagemaker-bundle-ours", "agentcore-rl-model-bundle-ours"}
     assert set(client("iam").list_role_policies(RoleName=role)["PolicyNames"]) == names
     assert json.loads(promote(*words, "--json").stdout)["version"] == facts["version"]
 
@@ -872,10 +813,6 @@ def test_a_bundle_gets_a_version_with_the_models_address(
     left = control.get_configuration_bundle(bundleId=made["bundleId"])["components"]
     assert left == {arn: {"configuration": {"system_prompt": "Be kind."}}}
     assert client("iam").list_role_policies(RoleName=role)["PolicyNames"] == []
-    aws_of_models.bundles.clear()
-    assert promote(*words).exit_code == 0
-    assert promote(*words, "--remove").exit_code == 0
-    assert nothing_is_left(aws_of_models)
 
 
 @pytest.mark.parametrize(

@@ -425,7 +425,7 @@ def _evaluate(rows: list[EvalRow], exp_id: str, out: Path, options: dict[str, An
     if silent and not advice:
         click.echo(
             f"warning: {len(silent)} of {total} rollouts made no model call that arrived at the gateway, and their rewards "
-            "count. Check that the agent can reach `_rollout.base_url`, or use --model none for an agent with a model of its own",
+            "count. Check that the agent can reach `_rollout.base_url`, or use --model none for an agent that has its own model",
             err=True,
         )
     click.echo(json.dumps(dataclasses.asdict(summary), indent=2) if options["as_json"] else visible(summary))
