@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import functools
@@ -9,9 +10,10 @@ import json
 import os
 import re
 import shlex
+import sys
 import tomllib
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
@@ -51,7 +53,20 @@ def hydra_value(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return "[" + ",".join(map(hydra_value, value)) + "]"
     text = str(value)
-    return text if _PLAIN.fullmatch(text) else "'" + text.replace("'", "\\'") + "'"
+    if _PLAIN.fullmatch(text):
+        return text
+    # Only backslashes in front of a quote, also the closing one, are doubled (hydra.cc, "Basic override syntax").
+    return "'" + re.sub(r"(\\*)('|\Z)", lambda m: 2 * m[1] + ("\\'" if m[2] else ""), text) + "'"
+
+
+@contextlib.contextmanager
+def fault_of_the_command() -> Iterator[None]:
+    """End the process with a message and exit code 2 on a wrong setting or a missing package, as `agentcore-rl` does."""
+    try:
+        yield
+    except (ConfigError, MissingExtraError) as e:
+        print(f"error: {e}", file=sys.stderr)
+        sys.exit(2)
 
 
 def _shown(name: str, value: str) -> str:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from agentcore_rl_toolkit.backends.rllm.main import main as rllm
 from agentcore_rl_toolkit.backends.settings import hydra_value
+from agentcore_rl_toolkit.backends.verl.main import main as verl
 from agentcore_rl_toolkit.backends.verl.settings import PACKAGE, plan, tokenizer_folder, translate
 from agentcore_rl_toolkit.errors import ConfigError
 
@@ -74,6 +77,8 @@ def test_a_mistake_is_named(arguments: list[str], match: str) -> None:
         ("Null", "'Null'"),
         ("it's", "'it\\'s'"),
         ("back\\slash", "'back\\slash'"),
+        ("ends\\", "'ends\\\\'"),
+        ("\\'\\\\", "'\\\\\\'\\\\\\\\'"),
         ("run-ö", "'run-ö'"),
         ("a#b;c&d!e~f", "'a#b;c&d!e~f'"),
         ("", "''"),
@@ -87,6 +92,26 @@ def test_a_mistake_is_named(arguments: list[str], match: str) -> None:
 )
 def test_values_keep_their_kind_in_hydras_words(value: Any, written: str) -> None:
     assert hydra_value(value) == written
+    if isinstance(value, str):
+        assert translate([*NEEDED, f"agentcore.model_id={written}"], environ={})[0].model_id == value
+
+
+@pytest.mark.parametrize(
+    ("run", "words", "message"),
+    [
+        (verl, [*NEEDED, "agentcore.nonsense=1"], "unknown setting `nonsense`"),
+        (verl, NEEDED, "cannot start verl"),
+        (rllm, ["rllm/backend=fsdp"], "only verl and tinker"),
+    ],
+)
+def test_a_trainers_command_ends_with_2_if_it_cannot_start(
+    run: Any, words: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["main", *words])
+    with pytest.raises(SystemExit) as end:
+        run()
+    assert end.value.code == 2
+    assert message in capsys.readouterr().err
 
 
 def test_the_admin_key_reaches_the_run_and_no_screen() -> None:

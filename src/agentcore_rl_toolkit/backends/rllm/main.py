@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import ConfigError, MissingExtraError
+from ..settings import fault_of_the_command
 from .recording import Recorder, attach
 from .settings import GAP_VARIABLE, mean_gap
 
@@ -60,27 +61,29 @@ def recorder_of(config: Any, backend: str) -> Recorder:
 
 
 def main() -> None:
-    backend = backend_of(sys.argv[1:])
-    name = os.environ.get("RLLM_DATASET", "gsm8k_agentcore")
-    try:
-        import hydra
-        from rllm.data.dataset import DatasetRegistry
-    except ModuleNotFoundError as e:
-        raise MissingExtraError(
-            f"rLLM backend: {e.name!r} is missing. rLLM is installed from its repository: "
-            "pip install 'rllm @ git+https://github.com/rllm-org/rllm'"
-        ) from e
+    with fault_of_the_command():
+        backend = backend_of(sys.argv[1:])
+        name = os.environ.get("RLLM_DATASET", "gsm8k_agentcore")
+        try:
+            import hydra
+            from rllm.data.dataset import DatasetRegistry
+        except ModuleNotFoundError as e:
+            raise MissingExtraError(
+                f"rLLM backend: {e.name!r} is missing. rLLM is installed from its repository: "
+                "pip install 'rllm @ git+https://github.com/rllm-org/rllm'"
+            ) from e
 
     def run(config: Any) -> None:
-        splits = {split: DatasetRegistry.load_dataset(name, split) for split in ("train", "test")}
-        if splits["train"] is None:
-            raise ConfigError(
-                f"rLLM's registry has no data set {name!r}; make it with "
-                "python examples/strands_math_agent/prepare.py train.jsonl rllm:train"
-            )
+        with fault_of_the_command():  # hydra would end the process with 1
+            splits = {split: DatasetRegistry.load_dataset(name, split) for split in ("train", "test")}
+            if splits["train"] is None:
+                raise ConfigError(
+                    f"rLLM's registry has no data set {name!r}; make it with "
+                    "python examples/strands_math_agent/prepare.py train.jsonl rllm:train"
+                )
+            recorder = recorder_of(config, backend)
         from rllm.trainer import AgentTrainer
 
-        recorder = recorder_of(config, backend)
         # rLLM passes unknown settings on to its trainer, which is a separate process for verl.
         datasets = {"train_dataset": splits["train"], "val_dataset": splits["test"]}
         AgentTrainer(backend=backend, config=config, **datasets, agentcore_recorder=recorder).train()

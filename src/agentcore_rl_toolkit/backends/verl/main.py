@@ -10,21 +10,20 @@ from __future__ import annotations
 import os
 import sys
 
-from ...errors import AgentCoreRLError
+from ...errors import ConfigError
+from ..settings import fault_of_the_command
 from .settings import plan
 
 
 def main() -> None:
     """End with a message on a wrong setting; otherwise this process becomes verl's."""
-    try:
+    with fault_of_the_command():
         made = plan([word for word in sys.argv[1:] if word != "--dry-run"])
-    except AgentCoreRLError as e:
-        sys.exit(f"error: {e}")
-    if "--dry-run" in sys.argv:
-        print(made.render())
-        return
-    if made.needs:
-        sys.exit("error: cannot start verl:\n  " + "\n  ".join(made.needs))
+        if "--dry-run" in sys.argv:
+            print(made.render())
+            return
+        if made.needs:
+            raise ConfigError("cannot start verl:\n  " + "\n  ".join(made.needs))
     assert made.command is not None
     os.execve(sys.executable, [sys.executable, *made.command[1:]], {**os.environ, **made.environment})
 

@@ -219,5 +219,13 @@ def plan(arguments: Sequence[str], agentcore: Mapping[str, Any] = MappingProxyTy
 def _value(text: str) -> Any:
     """Convert a hydra value of our settings: to None, a list of texts, or a text that the setting's type converts."""
     if text.startswith("["):
-        return [part.strip(" '\"") for part in text.strip("[]").split(",")]
-    return None if text.lower() in ("null", "none", "") else text.strip("'\"")
+        return [_unquoted(part.strip()) for part in text.strip("[]").split(",")]
+    return None if text.lower() in ("null", "none", "") else _unquoted(text)
+
+
+def _unquoted(text: str) -> str:
+    """Undo what `hydra_value` does to a text."""
+    if (found := re.fullmatch(r"(['\"])(.*)\1", text, re.DOTALL)) is None:
+        return text
+    quote, inside = found.groups()
+    return re.sub(rf"(\\+)({quote}|\Z)", lambda m: len(m[1]) // 2 * "\\" + m[2], inside)
