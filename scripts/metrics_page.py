@@ -107,7 +107,7 @@ Updates
       q = pi_start(token) / pi(token). Needs `kl_penalty`. | It should stay within a few nats.
   kl_teacher | step | Distance from the teacher of a distillation: mean of log pi - log pi_teacher over trained tokens. | It
       should fall.
-  clip_fraction | step | Share of trained tokens whose change is limited by the clip. | Above
+  clip_fraction | step | Share of trained tokens whose change is limited by the clip or by `dual_clip`. | Above
       0.3: updates are too large.
   ratio_max | step | Largest r of the step. | Above 10: the probability of some tokens has changed much since they were sampled.
   entropy | step | Mean entropy of the policy over trained tokens, in nats. | A fast fall: the policy stops exploring. Raise

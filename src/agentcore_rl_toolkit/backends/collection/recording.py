@@ -294,4 +294,7 @@ def step_numbers(data: Mapping[str, Any]) -> dict[str, float]:
     """Return the numbers of a trainer's log of a step, also NaN, and `STEP_NUMBERS` under the names of all runs."""
     found = {str(name): float(value) for name, value in data.items() if isinstance(value, numbers.Real)}
     shared = {name: [found[n] for n in theirs if n in found] for name, theirs in STEP_NUMBERS.items()}
-    return found | {name: values[0] for name, values in shared.items() if values}
+    found |= {name: values[0] for name, values in shared.items() if values}
+    if "actor/pg_clipfrac" in found:  # verl counts the tokens of its dual clip separately
+        found["clip_fraction"] += found.get("actor/pg_clipfrac_lower", 0.0)
+    return found

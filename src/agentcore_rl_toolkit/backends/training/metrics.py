@@ -23,12 +23,14 @@ SO_FAR = ("peak_memory_gb", "billed_")  # beginnings of the names of numbers of 
 class Sums:
     """Sums over the trained tokens of a step, over all minibatches.
 
-    `clip_fraction` counts the tokens that the clip keeps from moving further: their clipped term is the smaller one.
+    `clip_fraction` counts the tokens that the clip keeps from moving further, because their clipped term is the smaller one, and
+    those whose loss `dual_clip` limits.
     `kl_sampler` estimates KL(sampler || policy in training) per token (the k3 estimator, joschu.net/blog/kl-approx.html).
     """
 
     def __init__(self, loss: Loss) -> None:
         self._low, self._high = bounds_of(loss.options)
+        self._dual = loss.options.get("dual_clip", math.inf)
         self._clips = loss.name in ("ppo", "cispo")
         self._sums: defaultdict[str, float] = defaultdict(float)
         self._ratio_max: float | None = None
@@ -62,7 +64,7 @@ class Sums:
         clipped = min(max(ratio, self._low), self._high)
         self._sums["tokens"] += 1
         self._sums["kl_sampler"] += ratio - 1 - log_ratio
-        self._sums["clipped"] += clipped * advantage < ratio * advantage
+        self._sums["clipped"] += clipped * advantage < ratio * advantage or (advantage < 0 and ratio > self._dual)
         self._ratio_max = ratio if self._ratio_max is None else max(ratio, self._ratio_max)
 
     def metrics(self) -> dict[str, float | None]:
