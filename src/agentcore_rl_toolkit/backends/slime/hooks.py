@@ -20,10 +20,10 @@ def normalize_rewards(args: Any, samples: list[Any]) -> tuple[list[float], list[
     """Return raw and normalized rewards of a flat list of samples, group by group.
 
     Each rollout counts once in its group however many samples it forked into; removed samples (masked rollouts) count
-    not at all. Their own entries: the normalized reward is 0.0, the raw one the mean of their group (0.0 where
-    nothing is usable), so that slime's logged mean is that of the usable rollouts. Normalization follows slime's
-    switches: none unless `rewards_normalization` and a group-relative estimator are on, divided by the spread only
-    with `grpo_std_normalization`.
+    not at all: their normalized reward is 0.0. slime logs the mean of the raw rewards over samples. The first sample of each
+    usable rollout has its reward, and all others the mean of these (0.0 where nothing is usable), so the logged mean is that of
+    the usable rollouts. Normalization follows slime's switches: none unless `rewards_normalization` and a group-relative
+    estimator are on, divided by the spread only with `grpo_std_normalization`.
     Shapes: (N,) -> (N,), (N,).
     """
     estimated_by = getattr(args, "advantage_estimator", "grpo")
@@ -31,7 +31,9 @@ def normalize_rewards(args: Any, samples: list[Any]) -> tuple[list[float], list[
     centered = getattr(args, "rewards_normalization", True) and estimated_by in _CENTRED
     spread = getattr(args, "grpo_std_normalization", True) and estimated_by != _CENTRED[3]
     estimator: Estimator = "grpo" if spread else "dr_grpo"
-    raw: dict[int, float] = {}
+    own = {(s.group_index, s.rollout_id): float(s.reward) for s in samples if not s.remove_sample}
+    mean = sum(own.values()) / len(own) if own else 0.0
+    raw = [own.pop((s.group_index, s.rollout_id), mean) for s in samples]
     normalized: dict[int, float] = {}
     groups: dict[Any, list[Any]] = {}
     for sample in samples:
@@ -40,18 +42,15 @@ def normalize_rewards(args: Any, samples: list[Any]) -> tuple[list[float], list[
         if credit.per_token:
             _of_tokens(args, credit, members)
         rewards = {s.rollout_id: None if s.remove_sample else float(s.reward) for s in members}
-        usable = [r for r in rewards.values() if r is not None]
-        mean = sum(usable) / len(usable) if usable else 0.0
         each = advantages(list(rewards.values()), estimator=estimator) if centered else rewards.values()
         advantage_of = dict(zip(rewards, each, strict=True))
         for sample in members:
-            own, advantage = rewards[sample.rollout_id], advantage_of[sample.rollout_id]
-            raw[id(sample)] = mean if own is None else own
+            advantage = advantage_of[sample.rollout_id]
             normalized[id(sample)] = 0.0 if advantage is None else advantage
             note = (sample.metadata or {}).get(NOTE)
             if recording is not None and centered and not credit.per_token and note and advantage is not None:
                 recording.run.annotate(note["session_id"], advantage=advantage)
-    return [raw[id(s)] for s in samples], [normalized[id(s)] for s in samples]
+    return raw, [normalized[id(s)] for s in samples]
 
 
 def _of_tokens(args: Any, credit: Credit, members: list[Any]) -> None:
