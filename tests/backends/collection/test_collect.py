@@ -420,6 +420,7 @@ async def test_a_session_that_cannot_be_opened_costs_its_rollout_only() -> None:
         config=CollectConfig(max_concurrent=1),
     )
     assert sorted(r.outcome for r in group.rollouts) == [Outcome.LOST, Outcome.OK, Outcome.OK, Outcome.OK]
+    assert {r.outcome: r.attempt for r in group.rollouts} == {Outcome.LOST: None, Outcome.OK: 1}
     assert not replay.open_sessions
 
 

@@ -47,7 +47,7 @@ class Agents:
         deadlines: Any = None,
     ) -> Running:
         assert rollout_config is not None
-        return Running(self, rollout_config)
+        return Running(self, rollout_config, str(session_id))
 
 
 class Running:
@@ -55,9 +55,10 @@ class Running:
 
     stages: Mapping[str, float] = {}
     stage = Stage.RUN
+    attempt = 1
 
-    def __init__(self, agents: Agents, rollout: Mapping[str, Any]) -> None:
-        self.agents, self.rollout = agents, rollout
+    def __init__(self, agents: Agents, rollout: Mapping[str, Any], session_id: str) -> None:
+        self.agents, self.rollout, self.session_id = agents, rollout, session_id
 
     async def result_async(self, timeout: float | None = None) -> dict[str, Any]:
         for turn in range(TURNS):

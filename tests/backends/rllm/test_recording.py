@@ -62,6 +62,8 @@ def episodes() -> list[Any]:
 class Ended:
     """A future of our client that ended with a record."""
 
+    attempt = 1
+
     def __init__(self) -> None:
         self.record = {"rewards": 1.0, "status_code": 200}
         self.stages = {"queue": 0.1, "run": 1.0}

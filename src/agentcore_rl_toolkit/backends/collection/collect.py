@@ -220,10 +220,9 @@ class _Collection:
             if rollout.started_s is None:
                 self._leaves_queue()
         elapsed_s = time.monotonic() - rollout.started_s if rollout.started_s is not None else None
-        stages = dict(rollout.future.stages) if rollout.future is not None else {}
-        end = replace(end, elapsed_s=elapsed_s, ended_s=time.time(), stages=stages)
-        if rollout.future is not None and getattr(self.client, "retries", False):  # its last session counts
-            end = replace(end, session_id=rollout.future.session_id, attempt=rollout.future.attempt)
+        end = replace(end, elapsed_s=elapsed_s, ended_s=time.time())
+        if (future := rollout.future) is not None:  # the last session of a repeated rollout counts
+            end = replace(end, session_id=future.session_id, attempt=future.attempt, stages=dict(future.stages))
         stopped = self._stop(rollout) if rollout.early_end.done() else asyncio.sleep(0)
         (capture, failure), _ = await asyncio.gather(self._captured(rollout), stopped)
         done = judge(

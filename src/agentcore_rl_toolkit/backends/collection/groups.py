@@ -100,7 +100,8 @@ class CollectedRollout:
     `reward` is None when there is none; `trajectory` is None without a gateway or when its turns could not be put
     together; `error` is the exception of any outcome but `ok` (of an agent that raised it carries the traceback);
     `stage` says where a timeout struck; `mask_reason` is None exactly when the rollout may be trained on. `cause` is whose
-    failure it is, None where it did not fail; `failure` what the policy failed at, where it is the cause.
+    failure it is, None where it did not fail; `failure` what the policy failed at, where it is the cause. `attempt` is that of
+    its last session, None when it was never submitted.
     `teacher_gaps` are the teacher's minus the student's logprobs of a sequence's response, by its index; 0 where none is trained.
     `judge_score` is a part of `reward`.
     Units: `elapsed_s` seconds from submission to the end, None when it was never submitted; `ended_s` unix time; `stages` seconds
@@ -110,7 +111,7 @@ class CollectedRollout:
     session_id: str
     input_id: str
     index: int
-    attempt: int = 1
+    attempt: int | None = None
     outcome: Outcome
     cause: Cause | None = None
     failure: str | None = None

@@ -234,7 +234,8 @@ def _end(future: Any, episode: Any, session_id: str, input_id: str) -> Collected
         end = ended_by(RolloutTimeoutError(str(lost), stage=future.stage.value, **ids), stage=future.stage)
     else:
         end = replace(ended_by(lost, stage=future.stage), outcome=future.outcome)
-    return replace(end, elapsed_s=future.elapsed(), ended_s=time.time(), stages=dict(future.stages))
+    facts = {"attempt": future.attempt, "elapsed_s": future.elapsed(), "stages": dict(future.stages)}
+    return replace(end, ended_s=time.time(), **facts)
 
 
 def capture_of(episode: Any) -> Capture:

@@ -109,15 +109,15 @@ class ModelSampler:
 
 
 class Rollout:
-    """A rollout of a job: the future that the collection waits for, and the trajectory that agents know by its ``id``."""
+    """A rollout of a job: the future that the collection waits for, and the trajectory that agents know by its session id."""
 
-    stage = Stage.RUN
+    attempt, stage = 1, Stage.RUN
     stages: Mapping[str, float] = {}
 
     def __init__(
-        self, job: Job, rollout_id: str, prompt: str, gateway: Mapping[str, str], limit_s: float | None
+        self, job: Job, session_id: str, prompt: str, gateway: Mapping[str, str], limit_s: float | None
     ) -> None:
-        self.id, self.job = rollout_id, job
+        self.session_id, self.job = session_id, job
         self._prompt, self._url, self._key = prompt, gateway["base_url"], gateway["api_key"]
         self._limit_s = limit_s
         self._samples = 0
@@ -135,7 +135,7 @@ class Rollout:
                 if isinstance(response, dict) and response.get("status") == "error":
                     raise job.fail("The agent signaled that the trajectory failed")
                 if await asyncio.shield(self._status) == "failed":
-                    raise RolloutLostError("CompleteRollout said failed", session_id=self.id)
+                    raise RolloutLostError("CompleteRollout said failed", session_id=self.session_id)
                 if not self._samples:
                     raise job.fail("No sampling requests were received for this rollout")
                 await asyncio.wait([self._reward], timeout=REWARD_S)
@@ -147,15 +147,15 @@ class Rollout:
             if not self._status.done():
                 self._status.set_result("timed out")
             with contextlib.suppress(AgentCoreRLError):  # an idle session ends by itself
-                await in_thread(job.agent.stop, f"rollout-{self.id}")
+                await in_thread(job.agent.stop, f"rollout-{self.session_id}")
         return {"status_code": 200, "rewards": self._reward.result()}
 
     async def _invoke(self) -> Any:
-        payload = json.dumps(self.job.payload(self.id, self._prompt)).encode()
+        payload = json.dumps(self.job.payload(self.session_id, self._prompt)).encode()
         try:
-            return json.loads(await in_thread(self.job.agent.invoke, f"rollout-{self.id}", payload))
+            return json.loads(await in_thread(self.job.agent.invoke, f"rollout-{self.session_id}", payload))
         except (AgentCoreRLError, ValueError) as e:
-            raise RolloutLostError(f"the agent could not be invoked: {e}", session_id=self.id) from e
+            raise RolloutLostError(f"the agent could not be invoked: {e}", session_id=self.session_id) from e
 
     async def cancel_async(self) -> None:
         """Do nothing: `result_async` stops the session when it ends."""
