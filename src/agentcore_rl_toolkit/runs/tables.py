@@ -163,6 +163,12 @@ class Tables:
                 self.execute(f"DELETE FROM {table} WHERE rollout = ?", (row,))
             self.execute("DELETE FROM rollouts WHERE id = ?", (row,))
 
+    def move(self, which: str, values: Sequence[Any], phase: str) -> None:
+        """Move the rollouts that a condition selects to another phase."""
+        for before, step in self.execute(f"SELECT DISTINCT phase, step FROM rollouts WHERE {which}", values).fetchall():
+            self._changed |= {(before, step), (phase, step)}
+        self.execute(f"UPDATE rollouts SET phase = ? WHERE {which}", (phase, *values))
+
     def _summarize(self) -> None:
         """Keep the summaries of steps that were changed before this transaction, and remove those of steps that it changes."""
         for step in self._open | self._changed:

@@ -25,18 +25,34 @@ def test_a_loss_that_is_no_number_is_kept_under_the_name_of_all_trainers() -> No
     assert "words" not in found
 
 
-@pytest.mark.parametrize(("done", "left"), [(0, []), (2, ["eval 2", "train 0", "train 1"])])
+@pytest.mark.parametrize(
+    ("done", "steps", "left"),
+    [
+        (0, 3, []),
+        (2, 3, ["eval 2", "train 0", "train 1"]),
+        (3, 3, ["eval 2", "train 0", "train 1", "train 2"]),
+        (
+            3,
+            5,
+            ["eval 2", "eval 3", "train 0", "train 1", "train 2"],
+        ),  # the evaluation at the end of the first three steps
+    ],
+)
 def test_a_resumed_run_forgets_what_it_repeats_and_keeps_the_evaluation_of_its_checkpoint(
-    tmp_path: Path, done: int, left: list[str]
+    tmp_path: Path, done: int, steps: int, left: list[str]
 ) -> None:
     with open_recording(tmp_path, {}) as recording:
-        for n, (phase, step) in enumerate(
-            [("train", 0), ("train", 1), ("eval", 2), ("train", 2), ("eval", 3), ("after", 3)]
-        ):
+        for n, (phase, step) in enumerate([("train", 0), ("train", 1), ("eval", 2), ("train", 2), ("after", 3)]):
             recording.run.rollout(Rollout(session_id=str(n), phase=phase, step=step, group="g", outcome="ok"))
-        recording.resumed(done, 3)
+            if phase != "train":
+                recording.run.event(
+                    "evaluated", {"when": "after" if phase == "after" else f"step-{step}", "version": step}
+                )
+        recording.resumed(done, steps)
     with RunReader(tmp_path) as run:
         assert sorted(f"{row['phase']} {row['step']}" for row in run.rollouts()) == left
+        evaluations = [e["when"].replace("step-", "eval ") for e in run.metrics() if e["event"] == "evaluated"]
+        assert evaluations == [name for name in left if name.startswith("eval")]
 
 
 def test_a_run_that_was_killed_after_its_last_evaluation_has_it_once(tmp_path: Path) -> None:
