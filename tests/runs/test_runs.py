@@ -501,6 +501,18 @@ def test_the_status_of_a_failed_run_has_the_reason(tmp_path: Path, error: BaseEx
     assert status(tmp_path) == said
 
 
+def test_a_run_that_cannot_be_continued_stays_as_it_was(tmp_path: Path) -> None:
+    append_event(tmp_path, "step", {"step": 0})
+    (tmp_path / "summary.json").write_text("{}")
+    with pytest.raises(ConfigError), locked(tmp_path):
+        raise ConfigError("the run has done 1 step")
+    assert status(tmp_path) == "finished"
+    with pytest.raises(ConfigError), locked(tmp_path):  # noqa: PT012  the event is written under the lock
+        append_event(tmp_path, "step", {"step": 1})
+        raise ConfigError("the judge refuses its key")
+    assert status(tmp_path) == "failed: the judge refuses its key"
+
+
 def test_runs_are_found_newest_first(tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for age, name in enumerate(("old", "new")):
         folder = tmp_path / "runs" / name

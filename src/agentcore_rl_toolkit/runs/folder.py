@@ -25,7 +25,8 @@ RECENT_S = 60.0
 def locked(folder: Path) -> Iterator[None]:
     """Keep other processes from training or evaluating in a run's folder. The kernel drops the lock when this process ends.
 
-    An exception that ends the block is written to the run as the reason of its failure.
+    An exception that ends the block is written to the run as the reason of its failure. A ConfigError that ends it before it
+    changes an earlier run, such as a run that cannot be continued, leaves that run as it is.
     Of the processes of one distributed job (``RANK``) the first has the lock for all.
     Raises: ConfigError with the process that holds the lock.
     """
@@ -49,9 +50,13 @@ def locked(folder: Path) -> Iterator[None]:
         file.truncate(0)
         file.write(f"{os.getpid()} on {socket.gethostname()}\n")
         file.flush()
+        earlier = _written(folder)
         try:
             yield
         except Exception as e:
+            unchanged = earlier and earlier == _written(folder) and _last_event(folder).get("event") != FAILED
+            if unchanged and isinstance(e, ConfigError):
+                raise
             reason = str(e) if isinstance(e, AgentCoreRLError) else f"{type(e).__name__}: {e}"
             with contextlib.suppress(OSError):  # the disk may be full
                 append_event(folder, FAILED, {"reason": reason.partition("\n")[0][:2000]})
@@ -86,8 +91,12 @@ def status(folder: Path) -> str:
 
 def stamp(folder: Path, *more: str) -> tuple[Any, ...]:
     """Return the status, and what changes when something is written to the run, or to ``more`` of its files."""
-    names = (ROLLOUTS, f"{ROLLOUTS}-wal", METRICS, SUMMARY, CONFIG, *more)
-    return status(folder), *((name, found.st_size, found.st_mtime_ns) for name, found in _stats(folder, names))
+    return status(folder), *_written(folder, ROLLOUTS, f"{ROLLOUTS}-wal", CONFIG, *more)
+
+
+def _written(folder: Path, *more: str) -> list[tuple[str, int, int]]:
+    names = (METRICS, SUMMARY, *more)
+    return [(name, found.st_size, found.st_mtime_ns) for name, found in _stats(folder, names)]
 
 
 def _stats(folder: Path, names: Iterable[str]) -> Iterator[tuple[str, os.stat_result]]:

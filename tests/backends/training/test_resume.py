@@ -7,11 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from agentcore_rl_toolkit.backends.training.loop import train
+from agentcore_rl_toolkit.backends.training.run import run_async
+from agentcore_rl_toolkit.backends.training.service_settings import ServiceTrainingConfig
 from agentcore_rl_toolkit.backends.training.settings import LoopSettings, Services, State
 from agentcore_rl_toolkit.backends.training.torch_client import TorchClient, TorchSettings
+from agentcore_rl_toolkit.errors import ConfigError
+from agentcore_rl_toolkit.runs.folder import read_metrics
 
 from ..recorded import Episode, Replay, recorded_episodes
 
@@ -53,6 +58,17 @@ async def trained(folder: Path, steps: range) -> dict[str, torch.Tensor]:
     assert await train(services, client, how, rows, [], lambda *_: None, resumed=resumed) == steps.stop
     await client.close("success")
     return {name: parameter.detach().clone() for name, parameter in client.model.named_parameters()}
+
+
+async def test_a_run_over_a_service_that_cannot_be_continued_stays_as_it_was(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"event": "step", "step": 0}\n')
+    config = ServiceTrainingConfig(
+        exp_id="e", agent_runtime_arn="a", s3_bucket="b", base_model="m", model_dir=tmp_path, data_path=tmp_path / "none",
+        output_dir=tmp_path,
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match="none"):
+        await run_async(config, Unpublished.open)  # type: ignore[arg-type]
+    assert [event["event"] for event in read_metrics(tmp_path)] == ["step"]
 
 
 async def test_four_steps_equal_two_and_two_bit_for_bit(tmp_path: Path) -> None:
