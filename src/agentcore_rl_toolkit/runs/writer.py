@@ -98,7 +98,7 @@ class RunWriter(contextlib.AbstractContextManager["RunWriter"]):
         """Remove the rows that a resumed run is going to repeat.
 
         These are steps from ``from_step`` on, all of these phases and causes, and evaluations at ``evaluations_from`` or later.
-        An earlier evaluation "after" the training, which goes on now, becomes one of its step.
+        An earlier evaluation "after" the training, which now continues, becomes the evaluation of its step.
         """
         self._put(lambda tables: tables.move("phase = 'after' AND step < ?", (evaluations_from,), "eval"))
         # A comparison with NULL holds for no row.

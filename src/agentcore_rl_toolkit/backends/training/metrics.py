@@ -23,8 +23,8 @@ SO_FAR = ("peak_memory_gb", "billed_")  # beginnings of the names of numbers of 
 class Sums:
     """Sums over the trained tokens of a step, over all minibatches.
 
-    `clip_fraction` counts the tokens that the clip keeps from moving further, because their clipped term is the smaller one, and
-    those whose loss `dual_clip` limits.
+    `clip_fraction` counts the tokens that the clip keeps from moving further, because their clipped term is the smaller one. It
+    also counts tokens with a loss that `dual_clip` limits.
     `kl_sampler` estimates KL(sampler || policy in training) per token (the k3 estimator, joschu.net/blog/kl-approx.html).
     """
 
