@@ -275,26 +275,22 @@ def with_environment(values: Mapping[str, Any], environ: Mapping[str, str] = os.
     return filled
 
 
-def check_run(agent_runtime_arn: str, s3_bucket: str, exp_id: str) -> None:
-    if not _ARN.fullmatch(agent_runtime_arn):
-        raise ConfigError(
-            f"agent_runtime_arn {agent_runtime_arn!r} is not the ARN of an agent, such as "
-            "arn:aws:bedrock-agentcore:REGION:ACCOUNT:runtime/NAME"
-        )
-    if not s3_bucket.strip():
-        raise ConfigError("s3_bucket is empty: give a bucket or a store URL")
-    try:
-        check_id(exp_id, "exp_id")
-    except ContractError as e:
-        raise ConfigError(str(e)) from e
-
-
-def planned(config: Settings, *, exp_id: str | None = None, data: Path | None = None) -> list[tuple[str, str]]:
+def planned(config: Settings, *, data: Path | None = None) -> list[tuple[str, str]]:
     """Return a plan's lines about the settings: those that are not the defaults, and the number of rows of ``data``.
 
     Raises: ConfigError when agent, bucket or experiment have invalid names, or the data cannot be read.
     """
-    check_run(config.agent_runtime_arn, config.s3_bucket, config.exp_id if exp_id is None else exp_id)
+    if not _ARN.fullmatch(config.agent_runtime_arn):
+        raise ConfigError(
+            f"agent_runtime_arn {config.agent_runtime_arn!r} is not the ARN of an agent, such as "
+            "arn:aws:bedrock-agentcore:REGION:ACCOUNT:runtime/NAME"
+        )
+    if not config.s3_bucket.strip():
+        raise ConfigError("s3_bucket is empty: give a bucket or a store URL")
+    try:
+        check_id(config.exp_id, "exp_id")
+    except ContractError as e:
+        raise ConfigError(str(e)) from e
     facts = []
     for name, value in config.shown().items():
         default = config.DEFAULTS.get(name, config.known()[name][1].default)

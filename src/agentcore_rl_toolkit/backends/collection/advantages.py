@@ -42,7 +42,10 @@ def dr_grpo(rewards_G: Sequence[float | None]) -> list[float | None]:
     Shapes: (G,) -> (G,).   Units: reward points.
     Raises: ConfigError on a reward that is not finite.  Source: Dr. GRPO, arXiv:2503.20783.
     """
-    usable = _usable(rewards_G)
+    usable = [r for r in rewards_G if r is not None]
+    for r in usable:
+        if not is_finite(r):
+            raise ConfigError(f"reward {r!r} is not a finite number; mask the rollout (None) instead")
     if not usable:
         return [None] * len(rewards_G)
     if nearly_equal(usable):
@@ -68,14 +71,6 @@ def advantages(rewards_G: Sequence[float | None], *, estimator: Estimator = "grp
     if estimator not in ESTIMATORS:
         raise ConfigError(f"unknown advantage estimator {estimator!r}; known: {', '.join(ESTIMATORS)}")
     return ESTIMATORS[estimator](rewards_G)
-
-
-def _usable(rewards_G: Sequence[float | None]) -> list[float]:
-    usable = [r for r in rewards_G if r is not None]
-    for r in usable:
-        if not is_finite(r):
-            raise ConfigError(f"reward {r!r} is not a finite number; mask the rollout (None) instead")
-    return usable
 
 
 ESTIMATORS: Mapping[str, Callable[[Sequence[float | None]], list[float | None]]] = {
