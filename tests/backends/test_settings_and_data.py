@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
-import sys
 from collections import Counter
 from datetime import date
 from decimal import Decimal
@@ -28,6 +26,7 @@ from agentcore_rl_toolkit.client.data import encode_payload, payload_id, read_ro
 from agentcore_rl_toolkit.contract import check_id
 from agentcore_rl_toolkit.errors import ConfigError
 from agentcore_rl_toolkit.gateway.client import gateway_urls
+from examples.loading import load
 
 TRAINERS = [SlimeRunner, AgentCoreConfig, TrlConfig, RllmConfig, TinkerConfig, SageMakerConfig]
 
@@ -180,7 +179,5 @@ def test_no_group_of_settings_is_larger_than_a_reader_can_keep_in_mind(trainer: 
 
 def test_the_docs_have_the_settings_of_all_trainers_side_by_side() -> None:
     root = Path(__file__).parents[2]
-    made = subprocess.run(
-        [sys.executable, "scripts/settings_table.py"], cwd=root, capture_output=True, text=True, check=True
-    )
-    assert (root / "docs/settings.md").read_text() == made.stdout, "python scripts/settings_table.py --write"
+    made = load(root / "scripts/settings_table.py").page()
+    assert (root / "docs/settings.md").read_text() == made, "python scripts/settings_table.py --write"

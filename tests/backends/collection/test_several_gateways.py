@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
@@ -19,13 +18,11 @@ import pytest
 from agentcore_rl_toolkit.backends.collection.collect import collect_async
 from agentcore_rl_toolkit.backends.collection.groups import Group, GroupRequest
 from agentcore_rl_toolkit.backends.collection.settings import CollectConfig
-from agentcore_rl_toolkit.backends.service import RolloutService, ServiceSettings
 from agentcore_rl_toolkit.contract import Cause, Outcome, Stage
 from agentcore_rl_toolkit.errors import GatewayError
 from agentcore_rl_toolkit.gateway import GatewayClient
 from agentcore_rl_toolkit.gateway.http.client import request
 from scripted_engine import ScriptedEngine
-from scripted_runtime import ScriptedRuntime
 
 TURNS = 3
 
@@ -153,43 +150,3 @@ async def test_a_gateway_that_is_lost_costs_the_rollouts_that_ran_on_it_and_noth
     assert f"gateway {url} does not answer" in caplog.text
     left = gateways.client.urls[1:]
     assert [(await GatewayClient(each).stats_async())["sessions"] for each in left] == [0] * len(left)
-
-
-async def test_a_trainer_starts_several_gateways_and_one_that_dies_comes_back_with_what_it_had(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "t")
-    (tmp_path / "temporary").mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
-    with ScriptedRuntime() as runtime:
-        settings = ServiceSettings(
-            agent_runtime_arn=runtime.arn,
-            endpoint_url=runtime.url,
-            s3_bucket=f"file://{tmp_path}/records",
-            exp_id="e",
-            model_id="m",
-            gateway_host="127.0.0.1",
-            gateways=2,
-            gateway_store=str(tmp_path / "turns"),
-            gateway_patience_s=60,
-        )
-        service = await asyncio.to_thread(RolloutService.open, settings, lambda: ["http://127.0.0.1:9"], "vllm")
-        try:
-            gateway = service.gateway
-            assert isinstance(gateway, GatewayClient)
-            assert sorted(path.name for path in (tmp_path / "turns").iterdir()) == ["gateway-0", "gateway-1"]
-            await gateway.set_weight_version_async(7)
-            sessions = await gateway.create_sessions_async(["one", "two"])
-            assert {s.gateway for s in sessions} == set(gateway.urls)
-            first = service._children[0].child
-            os.kill(first.process.pid, signal.SIGKILL)
-            async with asyncio.timeout(60):
-                while service._children[0].child is first or await gateway.away_async():  # noqa: ASYNC110  (another process)
-                    await asyncio.sleep(0.05)
-            assert set(await gateway.fetch_async(["one", "two"])) == {"one", "two"}
-            stats = (await gateway.stats_async())["gateways"]
-            assert [each["weight_version"] for each in stats.values()] == [7, 7]
-        finally:
-            service.close()
-    assert all(kept.child.process.poll() is not None for kept in service._children)

@@ -91,7 +91,7 @@ def answering(status: int, body: Any) -> Iterator[tuple[str, list[str]]]:
 
 def test_a_teachers_logprobs_of_the_students_ids_become_the_advantages(url: str) -> None:
     # The teacher is the signal, so the agent needs no reward.
-    episodes = [dataclasses.replace(e, record={"status_code": 200}) for e in EPISODES[:4]]
+    episodes = [dataclasses.replace(e, record={"status_code": 200}) for e in EPISODES[:2]]
     replay = Replay(episodes)
     config = CollectConfig(teacher_url=url, require_reward=False)
     groups = collect(requests_for(episodes), client=replay.client, gateway=replay.gateway, config=config)

@@ -139,9 +139,33 @@ def service(tmp_path: Path) -> Iterator[Service]:
         yield made
 
 
-@pytest.mark.parametrize("loss", ["ppo", "importance_sampling"])
-def test_a_job_trains_and_leaves_a_model_package(service: Service, loss: str) -> None:
-    arn = service.create(loss_fn=loss)
+def test_a_job_trains_takes_reports_once_and_leaves_a_model_package(service: Service) -> None:
+    answers: list[str] = []
+
+    def refused(call: Callable[..., Any], **arguments: Any) -> None:
+        with pytest.raises(ClientError) as e:
+            call(**arguments)
+        answers.append(f"{e.value.response['Error']['Code']}: {e.value.response['Error']['Message']}")
+
+    def agent(payload: dict[str, Any]) -> Any:
+        ids, runtime = service.ids(payload), service.runtime
+        if payload["metadata"]["rolloutId"] != service.agents.payloads[0]["metadata"]["rolloutId"]:
+            return service.roll(payload)
+        refused(runtime.update_reward, **ids, Rewards=[1.0])
+        runtime.sample(**ids, Body=json.dumps(ASK).encode())
+        for _ in range(2):
+            runtime.complete_rollout(**ids, Status="ready", ClientToken="same")
+        refused(runtime.complete_rollout, **ids, Status="failed")
+        refused(runtime.sample, **ids, Body=b"{}")
+        for _ in range(2):
+            runtime.update_reward(**ids, Rewards=[1.0], ClientToken="same")
+        refused(runtime.update_reward, **ids, Rewards=[0.0])
+        refused(runtime.complete_rollout, JobArn=ids["JobArn"], TrajectoryId="unknown", Status="ready")
+        refused(runtime.sample, JobArn=ids["JobArn"], TrajectoryId="unknown", Body=b"{}")
+        return {}
+
+    service.agents.agent = agent
+    arn = service.create(loss_fn="importance_sampling")
     found, output = service.ended()
     assert (found["JobStatus"], found["SecondaryStatus"]) == ("Completed", "Completed"), found
     assert found["JobArn"] == arn == "arn:aws:sagemaker:us-west-2:123456789012:job/AgentRFT/sums"
@@ -160,9 +184,20 @@ def test_a_job_trains_and_leaves_a_model_package(service: Service, loss: str) ->
     assert payload["inferenceParams"] == {"temperature": 1.0, "topP": 1.0, "maxTokens": 4096}
     assert payload["metadata"]["endpoint"] == service.url
     wait_for(lambda: service.agents.closed == 1)
+    assert [answer.partition(":")[0] for answer in answers] == [
+        "ConflictException",
+        "ConflictException",
+        "ValidationException",
+        "ConflictException",
+        "ResourceNotFoundException",
+        "ValidationException",
+    ]
+    assert "not in valid status" in answers[2]
+    assert "Cannot transition trajectory" in answers[1]
 
 
 def test_an_evaluation_reports_its_mean(service: Service) -> None:
+    (service.folder / "rows.jsonl").write_text('{"prompt": "1+1"}\n{"prompt": "2+2"}\n')
     service.create(category="AgentRFTEvaluation", eval_group_size="2")
     found, output = service.ended(category="AgentRFTEvaluation")
     assert (found["JobStatus"], output["EvaluationMetrics"]) == ("Completed", {"eval/reward/mean": 0.5})
@@ -210,7 +245,7 @@ def test_what_ended_jobs_at_aws_ends_this_one(
 
     def agent(payload: dict[str, Any]) -> Any:
         if payload["prompt"] != "7+7":
-            return service.roll(payload)
+            return {"status": "in_progress"}
         if case == "error":
             return {"status": "error"}
         if case == "no reward":
@@ -233,46 +268,6 @@ def test_a_batch_without_any_reward_ends_the_job(service: Service) -> None:
     service.create()
     found, _ = service.ended()
     assert "CompleteRollout said failed" in found["FailureReason"]
-
-
-def test_reports_are_taken_once_and_in_order(service: Service) -> None:
-    answers: list[str] = []
-
-    def refused(call: Callable[..., Any], **arguments: Any) -> None:
-        with pytest.raises(ClientError) as e:
-            call(**arguments)
-        answers.append(f"{e.value.response['Error']['Code']}: {e.value.response['Error']['Message']}")
-
-    def agent(payload: dict[str, Any]) -> Any:
-        ids, runtime = service.ids(payload), service.runtime
-        if payload["metadata"]["rolloutId"] != service.agents.payloads[0]["metadata"]["rolloutId"]:
-            return service.roll(payload)
-        refused(runtime.update_reward, **ids, Rewards=[1.0])
-        runtime.sample(**ids, Body=json.dumps(ASK).encode())
-        for _ in range(2):
-            runtime.complete_rollout(**ids, Status="ready", ClientToken="same")
-        refused(runtime.complete_rollout, **ids, Status="failed")
-        refused(runtime.sample, **ids, Body=b"{}")
-        for _ in range(2):
-            runtime.update_reward(**ids, Rewards=[1.0], ClientToken="same")
-        refused(runtime.update_reward, **ids, Rewards=[0.0])
-        refused(runtime.complete_rollout, JobArn=ids["JobArn"], TrajectoryId="unknown", Status="ready")
-        refused(runtime.sample, JobArn=ids["JobArn"], TrajectoryId="unknown", Body=b"{}")
-        return {}
-
-    service.agents.agent = agent
-    service.create()
-    assert service.ended()[0]["JobStatus"] == "Completed"
-    assert [answer.partition(":")[0] for answer in answers] == [
-        "ConflictException",
-        "ConflictException",
-        "ValidationException",
-        "ConflictException",
-        "ResourceNotFoundException",
-        "ValidationException",
-    ]
-    assert "not in valid status" in answers[2]
-    assert "Cannot transition trajectory" in answers[1]
 
 
 @pytest.fixture
@@ -300,15 +295,18 @@ def settings(service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_the_command_evaluates_trains_and_evaluates(service: Service, settings: dict[str, Any], tmp_path: Path) -> None:
     file = tmp_path / "job.json"
-    file.write_text(json.dumps(settings | {"eval_data_path": settings["data_path"]}))
+    (tmp_path / "held-out.jsonl").write_text("".join((tmp_path / "rows.jsonl").read_text().splitlines(True)[:2]))
+    file.write_text(json.dumps(settings | {"eval_data_path": str(tmp_path / "held-out.jsonl")}))
     done = CliRunner().invoke(train_command, ["--backend", "sagemaker", "--config", str(file)])
     assert done.exit_code == 0, done.output
     report = json.loads((tmp_path / "run" / "job.json").read_text())
     assert done.output.splitlines()[-1] == f"model package: {report['model_package']}"
-    assert report["before"].keys() == report["after"].keys() == {"eval/reward/mean"}
+    # Of each row, the second and the fourth rollout have the reward 1. Two are trained in between.
+    assert (report["before"], report["after"]) == ({"eval/reward/mean": 0.0}, {"eval/reward/mean": 1.0})
+    assert [p["inferenceParams"]["temperature"] for p in service.agents.payloads] == [0, 0, *[1] * 64, 0, 0]
     shown = CliRunner().invoke(show, [str(tmp_path / "run")], catch_exceptions=False).output
     assert 'sums  Completed  {"ProgressInfo": {"CurrentStep": 1' in shown
-    assert 'sums-after  Completed  {"RolloutInfo": {"Completed": 32, "Total": 32}}  {"EvaluationMetrics":' in shown
+    assert 'sums-after  Completed  {"RolloutInfo": {"Completed": 2, "Total": 2}}  {"EvaluationMetrics":' in shown
     last = service.control.describe_job(JobName="sums-after", JobCategory="AgentRFTEvaluation")
     assert last["JobStatus"] == "Completed"
     assert service.agents.payloads[0]["prompt"] == '{"prompt":"0+0"}'

@@ -198,7 +198,14 @@ def test_a_session_trains_saves_samples_and_goes_on_from_a_saved_state(serve: Se
         assert weights == "arn:aws:sagemaker:us-west-2:123456789012:model-package/mine/2"
         assert clients.sample({"loadWeightsForSampling": {"modelPackageArn": weights}}) == {}
         asked = {"prompt": model_input(PROMPT), "numSamples": 2, "modelPackageArn": weights}
-        params = {"maxTokens": 512, "temperature": 1.0, "topP": 1.0, "topK": -1, "seed": 3, "stop": ["\n"]}
+        params = {
+            "maxTokens": 512,
+            "temperature": 1.0,
+            "topP": 1.0,
+            "topK": -1,
+            "seed": 3,
+            "stop": ["\n", " ", "e", "a"],
+        }
         reply = clients.sample({"sample": {**asked, "samplingParams": params}})
         for sequence in reply["sequences"]:
             whole = {"prompt": model_input([*PROMPT, *sequence["tokens"]]), "modelPackageArn": weights}

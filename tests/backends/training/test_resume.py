@@ -20,7 +20,7 @@ from agentcore_rl_toolkit.runs.folder import read_metrics
 
 from ..recorded import Episode, Replay, recorded_episodes
 
-STEPS, GROUPS, ROLLOUTS = 4, 2, 8
+STEPS, GROUPS, ROLLOUTS = 3, 2, 5
 
 
 class Unpublished(TorchClient):
@@ -71,11 +71,11 @@ async def test_a_run_over_a_service_that_cannot_be_continued_stays_as_it_was(tmp
     assert [event["event"] for event in read_metrics(tmp_path)] == ["step"]
 
 
-async def test_four_steps_equal_two_and_two_bit_for_bit(tmp_path: Path) -> None:
+async def test_three_steps_equal_two_and_one_bit_for_bit(tmp_path: Path) -> None:
     (tmp_path / "whole").mkdir()
     (tmp_path / "parts").mkdir()
     whole = await trained(tmp_path / "whole", range(STEPS))
     half = await trained(tmp_path / "parts", range(2))
     parts = await trained(tmp_path / "parts", range(2, STEPS))
-    assert any(not torch.equal(half[name], whole[name]) for name in whole), "the last two steps changed something"
+    assert any(not torch.equal(half[name], whole[name]) for name in whole), "the last step changed something"
     assert all(torch.equal(parts[name], whole[name]) for name in whole)

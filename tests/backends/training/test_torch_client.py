@@ -337,8 +337,8 @@ async def test_results_keep_their_order_however_the_batch_is_cut(tmp_path: Path)
     assert found[0] == pytest.approx(found[1], abs=1e-4)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-async def test_the_penalty_pulls_the_policy_back_to_the_model_at_the_start(tmp_path: Path, dtype: str) -> None:
+async def test_the_penalty_pulls_the_policy_back_to_the_model_at_the_start(tmp_path: Path) -> None:
+    dtype: Any = "bfloat16"
     data, adam = [datum([20, 21], [30, 31, 32])], Adam(learning_rate=1e-4, beta1=0.0, beta2=0.9, grad_clip_norm=0.0)
     divergence = {}
     for penalty in (1e-9, 100.0):
@@ -369,7 +369,7 @@ def test_the_dual_clip_bounds_the_loss_of_a_bad_token_far_from_its_sampler() -> 
     assert gradient.tolist() == pytest.approx([0.0, 0.0, 1.0])
 
 
-async def test_a_client_continues_from_its_checkpoint_and_keeps_the_one_before(tmp_path: Path) -> None:
+async def test_a_client_continues_from_its_checkpoint_and_keeps_that_of_the_step_before(tmp_path: Path) -> None:
     data, adam = [datum([20, 21], [30, 31, 32])], Adam(learning_rate=1e-3, beta1=0.9, beta2=0.99, grad_clip_norm=1.0)
 
     async def stepped(client: TorchClient) -> list[float]:
@@ -382,6 +382,7 @@ async def test_a_client_continues_from_its_checkpoint_and_keeps_the_one_before(t
     for step in (1, 2, 3):
         await stepped(client)
         name = await client.save(step)
+    await client.save(3)  # as a run that was killed after it had saved the third step, and resumed from the second
     assert sorted(name for name in os.listdir(tmp_path) if "checkpoint" in name) == ["checkpoint-000002.pt", name]
     expected = [await stepped(client) for _ in range(2)]
     await client.close("success")
@@ -404,18 +405,6 @@ def test_gradient_checkpointing_changes_no_gradient() -> None:
 def test_adapters_count_twice_their_rank_unless_it_is_set() -> None:
     assert TorchSettings(lora_rank=4).alpha == 8
     assert TorchSettings(lora_rank=4, lora_alpha=4).alpha == 4
-
-
-async def test_a_step_that_is_repeated_keeps_the_checkpoint_before_it(tmp_path: Path) -> None:
-    """The run's state names that checkpoint until the repeated step has been saved."""
-    client = TorchClient.open(TorchSettings(threads=1), None, run_dir=tmp_path)
-    for step in (1, 2, 3, 3):  # killed after the third was saved, and resumed from the second
-        await client.save(step)
-    await client.close("success")
-    assert sorted(name for name in os.listdir(tmp_path) if "checkpoint" in name) == [
-        "checkpoint-000002.pt",
-        "checkpoint-000003.pt",
-    ]
 
 
 async def test_the_penalty_holds_for_groups_with_equal_rewards(tmp_path: Path) -> None:
