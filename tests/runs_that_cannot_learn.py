@@ -12,17 +12,17 @@ from agentcore_rl_toolkit.runs import Rollout, RunWriter, TokenSequence, TokenTe
 from agentcore_rl_toolkit.stats.intervals import interval
 
 WEIGHTS = Path(__file__).parents[1] / "src" / "agentcore_rl_toolkit" / "policy" / "weights"
-STEPS, GROUPS, SIZE, INPUTS = 12, 4, 8, 50
+STEPS, GROUPS, SIZE, INPUTS = 12, 2, 8, 50
 HELD_OUT = {"all_fail": 0.0, "all_pass": 1.0, "no_spread": 0.4}  # rewards that stay as they are
 # The name of each run is that of the finding that it should show first.
 SENTENCES = {
-    "all_fail": "In all 32 groups of the last 8 steps, all rewards are 0 or less, so these groups teach nothing.",
-    "all_pass": "In all 32 groups of the last 8 steps, all rewards are 1 or more",
-    "no_spread": "In all 32 groups of the last 8 steps, all rewards are equal",
-    "unparsed": "96 of 256 rollouts (38%) of the last 8 steps contain a tool call that does not parse. Their mean reward is 0.",
-    "cut": "128 of 256 rollouts (50%) of the last 8 steps contain a reply that was cut off at the limit of tokens. Their",
-    "one_error": "192 of 256 rollouts of the last 8 steps failed, 160 of them with \"KeyError: 'order_id'\"",
-    "not_usable": "None of the 256 rollouts of the last 8 steps can be used for training",
+    "all_fail": "In all 16 groups of the last 8 steps, all rewards are 0 or less, so these groups teach nothing.",
+    "all_pass": "In all 16 groups of the last 8 steps, all rewards are 1 or more",
+    "no_spread": "In all 16 groups of the last 8 steps, all rewards are equal",
+    "unparsed": "48 of 128 rollouts (38%) of the last 8 steps contain a tool call that does not parse. Their mean reward is 0.",
+    "cut": "64 of 128 rollouts (50%) of the last 8 steps contain a reply that was cut off at the limit of tokens. Their",
+    "one_error": "96 of 128 rollouts of the last 8 steps failed, 80 of them with \"KeyError: 'order_id'\"",
+    "not_usable": "None of the 128 rollouts of the last 8 steps can be used for training",
     "opposed": "The numbers brief and thorough oppose each other",
     "entropy": "The entropy fell from",
     "updates": "The updates are too large",
