@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -198,7 +197,7 @@ def test_ctrl_c_or_the_end_of_the_job_does_not_wait_for_the_scores_that_have_not
         SPY.partition("@app.entrypoint")[0] + "@app.entrypoint\ndef invoke(payload):\n    return 1\n"
     )
     (project / "score.py").write_text("import time\n\ndef score(*_):\n    time.sleep(2)\n    return 1\n")
-    (project / "rows.jsonl").write_text('{"prompt": "hi"}\n' * 40)
+    (project / "rows.jsonl").write_text('{"prompt": "hi"}\n' * 20)
     words = ["eval", "--agent", "app.py", "--score", "score.py", "--data", "rows.jsonl", "--model", "none"]
     with subprocess.Popen(
         [*COMMAND, *words, "--concurrency", "1"],
@@ -208,7 +207,7 @@ def test_ctrl_c_or_the_end_of_the_job_does_not_wait_for_the_scores_that_have_not
         preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),  # nohup ignores SIGHUP, and a shell's & SIGINT
     ) as process:
         assert process.stderr is not None
-        assert any(line.startswith("2/40 done") for line in process.stderr)
+        assert any(line.startswith("1/20 done") for line in process.stderr)
         process.send_signal(number)
         began_s = time.monotonic()
         assert "to continue" in process.stderr.read().lower()
@@ -227,24 +226,20 @@ def test_a_refused_resume_keeps_the_results_of_the_run(project: Path, run_here: 
     before = {name: (project / "run" / name).read_text() for name in ("results.jsonl", "results.csv", "summary.json")}
     repeated = run_here(project, *words, "--out", "run", "--resume", "--repeat", "2")
     assert (repeated.returncode, "began with another --repeat" in repeated.stderr) == (2, True)
-    (project / "rows.jsonl").write_text('{"prompt": "another"}\n')
-    changed = run_here(project, *words, "--out", "run", "--resume")
-    assert (changed.returncode, "its payload differs" in changed.stderr) == (2, True)
     (project / "score.py").write_text("def score(*_):\n    return 0\n")
     edited = run_here(project, *words, "--out", "run", "--resume")
     assert (edited.returncode, "score.py has changed since the run in run began" in edited.stderr) == (2, True)
     assert {name: (project / "run" / name).read_text() for name in before} == before
 
 
-def test_invoke_runs_and_scores_one_row(tmp_path: Path, run_here: CommandLine) -> None:
-    shutil.copytree(EXAMPLE, tmp_path / "agent")
-    row: dict[str, Any] = json.loads((EXAMPLE / "eval.jsonl").read_text().splitlines()[0])
-    payload = json.dumps(row)
-    done = run_here(tmp_path / "agent", "invoke", "--agent", "app:app", "--score", "score.py", payload)
+def test_invoke_runs_and_scores_one_row(project: Path, run_here: CommandLine) -> None:
+    row = (project / "rows.jsonl").read_text().splitlines()[1]
+    words = ("invoke", "--agent", "app:app", "--score", "score.py", "--model-host", "llm.invalid")
+    done = run_here(project, *words, row)
     assert done.returncode == 0, done.stderr
-    assert re.match(r"outcome ok   reward [01]", done.stdout)
-    assert row["prompt"] in done.stdout
-    assert row["_reference"] not in done.stdout.partition("user")[0]
+    assert "outcome ok   reward 1 " in done.stdout
+    assert "The shop in Lamp Street 1 sells 1." in done.stdout
+    assert "answer-key-41" not in done.stdout.partition("user")[0]
 
 
 @pytest.fixture
@@ -281,7 +276,9 @@ def test_a_program_without_this_package_is_led_to_the_gateway_by_its_variables(
     words = f'{sys.executable!r}, "-m", "uvicorn", "app:app"'
     program = f'app = Program({words}, port_variable="UVICORN_PORT", wires=("bedrock",))\n'
     (agent / "program.py").write_text(f"from agentcore_rl_toolkit import Program\n\n{program}")
-    done = run_here(agent, "eval", "--agent", "program.py", "--score", "score.py", "--data", "eval.jsonl")
+    done = run_here(
+        agent, "eval", "--agent", "program.py", "--score", "score.py", "--data", "eval.jsonl", "--limit", "1"
+    )
     assert done.returncode == 0, done.stderr
     assert re.search(r"mean of ok rollouts: model_calls [1-9]", done.stdout)
 

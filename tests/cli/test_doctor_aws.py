@@ -210,15 +210,18 @@ def no_put(aws: Aws, _: pytest.MonkeyPatch) -> list[str]:
 
 
 def out_of_reach(aws: Aws, _: pytest.MonkeyPatch) -> list[str]:
+    aws.agent()
     return ["--session-gateway-url", f"http://127.0.0.1:{aws.closed_port}"]
 
 
 def expired(aws: Aws, environment: pytest.MonkeyPatch) -> list[str]:
+    aws.agent()
     environment.setenv("AWS_ENDPOINT_URL_STS", aws.expired_sts)
     return []
 
 
-def wrong_key(_: Aws, environment: pytest.MonkeyPatch) -> list[str]:
+def wrong_key(aws: Aws, environment: pytest.MonkeyPatch) -> list[str]:
+    aws.agent()
     environment.setenv("AGENTCORE_RL_GATEWAY_ADMIN_KEY", "wrong")
     return []
 
@@ -231,10 +234,10 @@ def rollouts_off(aws: Aws, _: pytest.MonkeyPatch) -> list[str]:
 @pytest.mark.parametrize(
     ("mistake", "name", "says", "advice"),
     [
-        (no_put, "session bucket", "cannot write", "allow s3:PutObject"),
         (out_of_reach, "session gateway", "cannot reach http://127.0.0.1", "security group"),
         (expired, "credentials", "ExpiredToken", "log in again"),
         (wrong_key, "gateway", "key", "AGENTCORE_RL_GATEWAY_ADMIN_KEY"),
+        (no_put, "session bucket", "cannot write", "allow s3:PutObject"),  # this and the next one change the agent
         (rollouts_off, "session", "(403)", "AGENTCORE_RL_ROLLOUTS=on"),
     ],
 )
@@ -247,7 +250,6 @@ def test_each_mistake_is_found_and_says_what_to_do(
     says: str,
     advice: str,
 ) -> None:
-    aws.agent()
     options = mistake(aws, monkeypatch)
     found = doctor(*options)
     assert name in found, found

@@ -6,6 +6,8 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from agentcore_rl_toolkit.backends.collection.groups import Group, GroupRequest
 from agentcore_rl_toolkit.backends.collection.recording import open_recording
 from agentcore_rl_toolkit.backends.collection.settings import CollectConfig
@@ -13,6 +15,7 @@ from agentcore_rl_toolkit.cli.training.evaluation import collect, evaluation_con
 from agentcore_rl_toolkit.client import BatchItem
 from agentcore_rl_toolkit.client.evaluation import reward_of, score_of, summarize
 from agentcore_rl_toolkit.contract import Cause, Outcome
+from agentcore_rl_toolkit.errors import ConfigError
 from agentcore_rl_toolkit.runs import RunReader
 
 from ..backends.recorded import Episode, Replay, ReplayClient
@@ -65,6 +68,8 @@ def test_a_scorers_reward_replaces_the_agents_and_its_failure_counts_by_itself(t
         [again] = before[str(item.input_id)]
         for name in ("success", "outcome", "cause", "failure", "error", "elapsed", "session_id", "result"):
             assert getattr(again, name) == getattr(item, name), name
+    with pytest.raises(ConfigError, match="began with another row for input 'b': its payload differs"):
+        items_before(tmp_path / "run", scored, {"b": {"n": 2}})
 
 
 def test_a_rollout_whose_last_model_call_failed_does_not_count_and_one_without_calls_or_reward_is_no_failure(

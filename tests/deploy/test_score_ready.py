@@ -18,7 +18,7 @@ from click.testing import CliRunner
 
 from agentcore_rl_toolkit.cli.agents.existing import write_scorer
 from agentcore_rl_toolkit.cli.deploy import command
-from agentcore_rl_toolkit.deploy import iam
+from agentcore_rl_toolkit.deploy import artifact, iam
 from agentcore_rl_toolkit.deploy.artifact import start_file, this_platform
 from agentcore_rl_toolkit.deploy.score_ready import (
     READY_FILE,
@@ -193,15 +193,28 @@ def test_the_start_file_of_an_archive_runs_the_agents_own_file(tmp_path: Path) -
             process.wait(10)
 
 
-@pytest.mark.slow
+UV = """#!{python}
+# `uv pip install --target FOLDER`, of the first requirement only: the wheel of this package.
+import sys, zipfile
+
+zipfile.ZipFile(sys.stdin.readline().strip()).extractall(sys.argv[sys.argv.index("--target") + 1])
+"""
+
+
 def test_a_version_for_rollouts_is_deployed_beside_the_one_for_production(
-    account: dict[str, str], tmp_path: Path
+    account: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    uv = tmp_path / "tools" / "uv"
+    uv.parent.mkdir()
+    uv.write_text(UV.format(python=sys.executable))
+    uv.chmod(0o755)
+    monkeypatch.setattr(artifact, "find_uv", lambda: str(uv))
     boto3.client("s3").create_bucket(Bucket="ready", CreateBucketConfiguration={"LocationConstraint": "us-west-2"})
-    (tmp_path / "main.py").write_text(AGENT)
-    (tmp_path / "requirements.txt").write_text("")
+    (tmp_path / "shop").mkdir()
+    (tmp_path / "shop" / "main.py").write_text(AGENT)
+    (tmp_path / "shop" / "requirements.txt").write_text("")
     given: dict[str, Any] = {
-        "folder": tmp_path,
+        "folder": tmp_path / "shop",
         "entry": "main.py",
         "code": True,
         "bucket": "ready",
@@ -210,17 +223,15 @@ def test_a_version_for_rollouts_is_deployed_beside_the_one_for_production(
     lines: list[str] = []
     with pytest.raises(ConfigError, match=r"the agent other was not made by .*nothing is changed"):
         deployment(Settings(name="other", score_ready=True, **given), lines).up()
-    calls: list[Any] = []
     ready = deployment(Settings(name="shop_training", score_ready=True, **given), lines)
-    artifact = ready._artifact()
-    calls.append(artifact["codeConfiguration"]["entryPoint"])
-    assert calls == [[READY_FILE]]
-    place = artifact["codeConfiguration"]["code"]["s3"]
+    made = ready._artifact()
+    assert made["codeConfiguration"]["entryPoint"] == [READY_FILE]
+    place = made["codeConfiguration"]["code"]["s3"]
     body = boto3.client("s3").get_object(Bucket="ready", Key=place["prefix"])["Body"].read()
     with zipfile.ZipFile(io.BytesIO(body)) as archive:
         assert archive.read(READY_FILE).decode() == start_file(STARTER, arguments=["main.py"])
         assert "agentcore_rl_toolkit/app/deployed/start.py" in archive.namelist()
-    wanted = ready._wanted(artifact, "role")["environmentVariables"]
+    wanted = ready._wanted(made, "role")["environmentVariables"]
     assert wanted == {"AGENTCORE_RL_ROLLOUTS": "on", "AGENTCORE_RL_AS_IS": "1"}
 
 

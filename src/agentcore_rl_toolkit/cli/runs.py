@@ -238,9 +238,10 @@ def _overview(run: Mapping[str, Any]) -> Iterator[str]:
     for s in run["steps"]:
         ends = " ".join(f"{n} {o}" for o, n in s["outcomes"].items())
         ends += f" ({', '.join(f'{n} {c}' for c, n in s['causes'].items())})" if s["causes"] else ""
+        gap = s["gap_max"]  # may be a millionth
         cells = (
             *(s["rollouts"], _number(s["reward"]), _number(s["reward_spread"]), s["usable"], s["groups_differ"] or 0),
-            *(_number(s["tokens_mean"], 0), _small(s["gap_max"])),
+            *(_number(s["tokens_mean"], 0), f"{gap:.1e}" if gap and abs(gap) < 0.001 else _number(gap)),
         )
         yield f"{s['at']:10}{''.join(str(cell).rjust(9) for cell in cells)}  {ends}"
     for job in run["jobs"]:  # SageMaker's, as they were last read
@@ -274,22 +275,16 @@ def _read_out(reader: RunReader, rollout: Mapping[str, Any]) -> Iterator[str]:
         sequence = TokenSequence.decoded(encoded)
         why = f", {sequence.branch_reason}" if sequence.branch_reason else ""
         why += f"; a side call: {sequence.side_call}" if sequence.side_call else ""
-        least = least_likely(sequence)
+        known = [(lp, i) for i, lp in enumerate(sequence.logprobs or ()) if lp is not None and sequence.mask[i]]
         texts = reader.texts(sequence.ids)
         yield f"  sequence {number + 1}: {len(sequence.ids)} tokens, {sum(sequence.mask)} trained{why}"
-        if least is not None:
-            logprob, place = least
+        if known:
+            logprob, place = min(known)
             yield visible(
                 f"  least likely: {texts.get(sequence.ids[place], sequence.ids[place])!r} {logprob:.3f} at {place}"
             )
         yield visible(marked(sequence, texts))
     yield ""
-
-
-def least_likely(sequence: TokenSequence) -> tuple[float, int] | None:
-    """Return logprob and position of the trained token with the lowest logprob."""
-    known = [(lp, i) for i, lp in enumerate(sequence.logprobs or ()) if lp is not None and sequence.mask[i]]
-    return min(known, default=None)
 
 
 def marked(sequence: TokenSequence, texts: Mapping[int, str]) -> str:
@@ -319,11 +314,6 @@ def _plain(rollout: dict[str, Any]) -> dict[str, Any]:
     if sequences is None:
         return rollout
     return {**rollout, "sequences": [vars(TokenSequence.decoded(sequence)) for sequence in sequences]}
-
-
-def _small(value: float | None) -> str:
-    """Format a number that may be a millionth."""
-    return f"{value:.1e}" if value and abs(value) < 0.001 else _number(value)
 
 
 def _number(value: float | None, digits: int = 3) -> str:
