@@ -54,6 +54,14 @@ def shop(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.fixture
+def words(tmp_path: Path) -> dict[str, Any]:
+    """The options of a run with an empty agent and one row."""
+    (tmp_path / "agent.py").write_text("")
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "1"}\n')
+    return {"agent": str(tmp_path / "agent.py"), "data": str(tmp_path / "rows.jsonl")}
+
+
 # A command line is a program that ends: what it leaves open goes with it.
 @pytest.mark.system
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
@@ -280,11 +288,8 @@ def test_options_win_over_the_file(tmp_path: Path) -> None:
     assert given.held_out == 0
 
 
-def test_a_resumed_run_finds_its_teacher_at_another_address(tmp_path: Path) -> None:
-    (tmp_path / "agent.py").write_text("")
-    (tmp_path / "rows.jsonl").write_text('{"prompt": "1"}\n')
-    words = {"agent": str(tmp_path / "agent.py"), "data": str(tmp_path / "rows.jsonl"), "teacher_url": "http://old"}
-    run = new_run(read(words, None), tmp_path / "run")
+def test_a_resumed_run_finds_its_teacher_at_another_address(tmp_path: Path, words: dict[str, Any]) -> None:
+    run = new_run(read({**words, "teacher_url": "http://old"}, None), tmp_path / "run")
     assert old_run(run, {"teacher_url": "http://new"})[1].teacher_url == "http://new"
     assert old_run(run, {})[1].teacher_url == "http://old"
 
@@ -300,12 +305,11 @@ def test_a_run_that_fails_keeps_its_reason(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
+    words: dict[str, Any],
     error: Exception,
     reason: str,
 ) -> None:
-    (tmp_path / "agent.py").write_text("")
-    (tmp_path / "rows.jsonl").write_text('{"prompt": "1"}\n')
-    settings = read({"agent": str(tmp_path / "agent.py"), "data": str(tmp_path / "rows.jsonl")}, None)
+    settings = read(words, None)
     run = new_run(settings, tmp_path / "run")
     ends = importlib.import_module("agentcore_rl_toolkit.cli.training.run")
 
@@ -323,11 +327,10 @@ def test_a_run_that_fails_keeps_its_reason(
     assert "Continue with:\n    the command" in said
 
 
-def test_an_ended_run_continues_with_more_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "agent.py").write_text("")
-    (tmp_path / "rows.jsonl").write_text('{"prompt": "1"}\n')
-    words = {"agent": str(tmp_path / "agent.py"), "data": str(tmp_path / "rows.jsonl"), "steps": 3}
-    run = new_run(read(words, None), tmp_path / "run")
+def test_an_ended_run_continues_with_more_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: dict[str, Any]
+) -> None:
+    run = new_run(read({**words, "steps": 3}, None), tmp_path / "run")
     with pytest.raises(ConfigError, match="drop steps"):
         old_run(run, {"steps": 2})
     assert old_run(run, {"steps": 5})[1].steps == 5
@@ -359,19 +362,16 @@ def test_an_ended_run_continues_with_more_steps(tmp_path: Path, monkeypatch: pyt
     ],
 )
 def test_settings_follow_from_the_size_of_the_model(
-    parameters: int, given: dict[str, Any], expected: tuple[Any, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    parameters: int,
+    given: dict[str, Any],
+    expected: tuple[Any, ...],
+    words: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(loading, "sizes_of", lambda folder: Sizes(family="llama", fast=True, parameters=parameters))
     monkeypatch.setattr(loading, "free_memory", lambda: 10**12)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: object())
-    (tmp_path / "agent.py").write_text("")
-    (tmp_path / "rows.jsonl").write_text('{"prompt": "1"}\n')
-    words = {
-        "agent": str(tmp_path / "agent.py"),
-        "data": str(tmp_path / "rows.jsonl"),
-        "model": str(WEIGHTS_DIR),
-        **given,
-    }
+    words |= {"model": str(WEIGHTS_DIR), **given}
     found = read(words, None)
     assert (found.learning_rate, found.lora_rank, found.tokens_at_once, found.gradient_checkpointing) == expected
     assert found.dtype == "float32"
@@ -408,10 +408,7 @@ def test_the_scorer_of_a_running_stack_is_the_default_for_its_agent(
         read({**words, "score": "mine.py:score"}, None)
 
 
-def test_a_loss_without_a_clip_has_none_by_default_also_in_a_resumed_run(tmp_path: Path) -> None:
-    (tmp_path / "agent.py").write_text("")
-    (tmp_path / "rows.jsonl").write_text('{"prompt": "1"}\n')
-    words = {"agent": str(tmp_path / "agent.py"), "data": str(tmp_path / "rows.jsonl")}
+def test_a_loss_without_a_clip_has_none_by_default_also_in_a_resumed_run(words: dict[str, Any]) -> None:
     settings = read({**words, "loss": "importance_sampling"}, None)
     assert settings.update.token_loss.options == {}
     assert LocalRun(**json.loads(json.dumps(settings.kept(), default=str))).kept() == settings.kept()
@@ -429,11 +426,9 @@ def test_a_loss_without_a_clip_has_none_by_default_also_in_a_resumed_run(tmp_pat
     ],
 )
 def test_a_setting_that_another_one_leaves_unused_is_no_error_over_a_file_or_in_a_resumed_run(
-    tmp_path: Path, stored: dict[str, Any], word: str
+    tmp_path: Path, words: dict[str, Any], stored: dict[str, Any], word: str
 ) -> None:
-    (tmp_path / "agent.py").write_text("")
-    (tmp_path / "rows.jsonl").write_text('{"prompt": "1"}\n')
-    (tmp_path / "train.json").write_text(json.dumps({"agent": "agent.py", "data": "rows.jsonl", **stored}))
+    (tmp_path / "train.json").write_text(json.dumps({**words, **stored}))
     option = from_words([word], LocalRun)
     settings = read(option, tmp_path / "train.json")
     run = new_run(settings, tmp_path / "run")
