@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import signal
 import time
 from collections import Counter
@@ -17,7 +18,7 @@ from agentcore_rl_toolkit.errors import GatewayError, GatewayLostError
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient
 from scripted_engine import ScriptedEngine
 
-from ..asking import Start
+from ..asking import Start, asked_by, talking
 from ..asking import status_of as ask
 from ..served import Served
 
@@ -96,6 +97,55 @@ async def test_versions_and_pauses_are_those_of_all(both: GatewayClient, two: li
     with pytest.raises(GatewayError, match="sampler"):
         await both.set_weight_version_async(8, sampler="tinker://none")
     assert [gateway.running.weight_version for gateway in two] == [7, 7]
+
+
+@pytest.mark.parametrize("change", ["pause", "set_weight_version", "resume"])
+async def test_a_change_reaches_a_gateway_that_came_back_a_moment_ago(
+    both: GatewayClient, two: list[Gateway], engine: ScriptedEngine, start_gateway: Start, change: str
+) -> None:
+    if change == "resume":
+        await both.pause_async()
+    lost, other = two
+    await lost.stop()
+    assert list(await both.away_async()) == [lost.url]
+    back = await start_gateway(engine, admin_key=KEY, port=int(lost.url.rpartition(":")[2]))
+    if change == "resume":
+        await GatewayClient(back.url, admin_key=KEY).pause_async()  # as its store would
+    await getattr(both, f"{change}_async")(*([7] if change == "set_weight_version" else []))
+    assert both.silent == {}
+    assert back.running.paused == other.running.paused == (change == "pause")
+    assert back.running.weight_version == other.running.weight_version == (7 if "version" in change else None)
+
+
+async def test_a_gateway_that_catches_up_slowly_ends_with_the_newest_change(gateway: Gateway) -> None:
+    """The server of the test is down at first. Then it handles its first weight version after all others."""
+    handled: list[int] = []
+    first, released, up = asyncio.Event(), asyncio.Event(), False
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head, body = await asked_by(reader)
+        if not up:
+            return
+        if head.startswith(b"POST /admin/weight_version"):
+            version = json.loads(body)["weight_version"]
+            if version == 1:
+                first.set()
+                await released.wait()
+            handled.append(version)
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}")
+        await writer.drain()
+
+    async with talking(talk) as url:
+        client = GatewayClient([gateway.url, url])
+        await client.set_weight_version_async(1)
+        assert list(client.silent) == [url]
+        up = True
+        returning = asyncio.ensure_future(client.away_async())
+        await first.wait()
+        await client.set_weight_version_async(2)
+        released.set()
+        assert await returning == {}
+        assert handled[-1] == 2
 
 
 @pytest.fixture

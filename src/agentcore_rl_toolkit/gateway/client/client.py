@@ -1,14 +1,15 @@
 """The trainer's client: open sessions, fetch records, publish weight versions, at one gateway or at several used as one.
 
 Requests to several gateways run at the same time, each with its own deadline, so a gateway that hangs does not delay the others.
-A gateway that does not answer is *away*: it gets no new sessions, and is tried again after a rest. When it answers again, it
-first gets the current weight version and pause, and is then used like the others.
+A gateway that does not answer is *away*: it gets no new sessions, and is tried again after a rest, or when weight version or
+pause change. When it answers again, it first gets the current weight version and pause, and is then used like the others.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -303,7 +304,7 @@ class GatewayClient:
         """
         before, self._weights = self._weights, (version, sampler)  # also for a gateway that comes back meanwhile
         try:
-            await self._everywhere(lambda gateway: gateway.publish(version, sampler))
+            await self._everywhere(lambda gateway: gateway.publish(version, sampler), rest=False)
         except BaseException:
             self._weights = before
             raise
@@ -315,7 +316,7 @@ class GatewayClient:
         """
         before, self._paused = self._paused, in_flight  # also for a gateway that comes back meanwhile
         try:
-            answers = await self._everywhere(lambda gateway: gateway.pause(in_flight, timeout_s))
+            answers = await self._everywhere(lambda gateway: gateway.pause(in_flight, timeout_s), rest=False)
         except BaseException:
             self._paused = before
             raise
@@ -324,7 +325,7 @@ class GatewayClient:
     async def resume_async(self) -> None:
         """Resume the model calls of all gateways."""
         self._paused = ""  # also for a gateway that comes back while the others resume
-        await self._everywhere(lambda gateway: gateway.pause("", 0.0))
+        await self._everywhere(lambda gateway: gateway.pause("", 0.0), rest=False)
 
     # -- operation
 
@@ -410,11 +411,14 @@ class GatewayClient:
             log.warning("gateway %s does not answer: %s", gateway.url, error)
 
     async def _catch_up(self, gateway: OneGateway) -> None:
-        """Send a gateway the current weight version and pause. Raises: GatewayError."""
-        if self._weights is not None:
-            await gateway.publish(*self._weights)
-        if self._paused is not None:
-            await gateway.pause("continue" if self._paused == "finish" else self._paused, 0.0)
+        """Send a gateway the current weight version and pause, and those set meanwhile. Raises: GatewayError."""
+        sent: object = None
+        while sent != (current := (self._weights, self._paused)):
+            sent = weights, paused = current
+            if weights is not None:
+                await gateway.publish(*weights)
+            if paused is not None:
+                await gateway.pause("continue" if paused == "finish" else paused, 0.0)
 
     async def _look(self, gateway: OneGateway) -> None:
         """Check if a gateway answers."""
@@ -424,21 +428,25 @@ class GatewayClient:
         except GatewayError as e:
             log.debug("gateway %s: %s", gateway.url, e)
 
-    async def _present(self) -> list[OneGateway]:
-        """Return the gateways that answer, after a check of those that are away. If none answers, return all."""
-        now_s = time.monotonic()
+    async def _present(self, *, rest: bool = True) -> list[OneGateway]:
+        """Return the gateways that answer, after a check of those that are away and not in their ``rest``.
+
+        If none answers, return all.
+        """
+        now_s = time.monotonic() if rest else math.inf
         away = [g for g in self._all if g.away_since_s is not None and now_s >= g.look_at_s]
         await asyncio.gather(*map(self._look, away))
         return [g for g in self._all if g.away_since_s is None] or list(self._all)
 
     # -- all of them
 
-    async def _everywhere(self, request: Callable[[OneGateway], Awaitable[T]]) -> dict[str, T]:
+    async def _everywhere(self, request: Callable[[OneGateway], Awaitable[T]], *, rest: bool = True) -> dict[str, T]:
         """Return the response of every gateway by its URL. A gateway that is away gets the state when it answers again.
 
+        ``rest`` False is for changes of the state: an away gateway may answer again, and its agents use it.
         Raises: GatewayError when a gateway refuses, or none answers.
         """
-        answers, failures = await self._gather({g: partial(request, g) for g in await self._present()})
+        answers, failures = await self._gather({g: partial(request, g) for g in await self._present(rest=rest)})
         for error in failures.values():
             if error.status is not None or not answers:
                 raise error
