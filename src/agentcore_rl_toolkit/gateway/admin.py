@@ -22,7 +22,6 @@ from msgspec import Meta
 from ..errors import GatewayError
 from ..messages.errors import NOT_JSON, RequestError
 from ..messages.wire import ModelRequest
-from ..messages.wire.history import without_images
 from ..messages.wire.passthrough import check_session
 from .capture.record import FetchedHead
 from .config import SAMPLING_SERVICES, UpstreamConfig
@@ -376,9 +375,10 @@ class Admin:
         if mode is None:
             body = asked.to_chat_body() | ({} if options is None else {"chat_template_kwargs": options})
             return await self._engine_count(body, session)
-        loop, count, (messages, _) = asyncio.get_running_loop(), mode.renderer.count, without_images(asked.messages)
+        asked.leave_out_images()
+        loop, count, tools = asyncio.get_running_loop(), mode.renderer.count, asked.tools or None
         async with mode.history(session).order:  # one thread per session, so that no session can use all threads
-            return int(await loop.run_in_executor(mode.executor, count, messages, asked.tools or None, options))
+            return int(await loop.run_in_executor(mode.executor, count, asked.messages, tools, options))
 
     async def embeddings(self, body: bytes, session: Session) -> web.Response:
         """Relay a request for embeddings. It is not recorded: nothing is sampled. Raises: RequestError."""

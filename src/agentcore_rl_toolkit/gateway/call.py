@@ -1,4 +1,4 @@
-"""A model call: the coroutines `Call.run` and `answer`.
+"""A model call: the coroutines `Call.run` and `Call.answer`.
 
 `Call.run` is a task of the session. It makes the prompt, samples the reply into one buffer, and records it. `answer` runs once
 per connection: it writes the buffer from its beginning, and waits for more. So a slow agent delays only its own connection. An
@@ -287,62 +287,53 @@ class Call:
         except TimeoutError:
             return False
 
-    def connect(self) -> None:
-        """Count another connection that waits for the reply."""
+    async def answer(self, http: web.BaseRequest) -> web.StreamResponse:
+        """Write a call's reply on one connection. The task of this coroutine is cancelled when the client disconnects."""
+        stream, whole, written = self.request.stream, False, 0
         self.reply.connections += 1
         if self._orphan_timer is not None:
             self._orphan_timer.cancel()
-
-    def disconnect(self, *, whole: bool) -> None:
-        """Remove a connection. ``whole``: the complete reply was written on it."""
-        self.reply.sent(whole=whole)
-        if not (self.reply.connections or self.ended):
-            why = "the agent closed the connection before the reply was whole"
-            gone, loop = RequestError(why, status=499, code=AGENT_GONE), asyncio.get_running_loop()
-            self._orphan_timer = loop.call_later(self._context.limits.orphan_s, self.abort, gone)
-
-
-async def answer(call: Call, http: web.BaseRequest) -> web.StreamResponse:
-    """Write a call's reply on one connection. The task of this coroutine is cancelled when the client disconnects."""
-    stream, whole, written = call.request.stream, False, 0
-    call.connect()
-    try:
-        while not (call.ended or (stream and call.buffer)) and await call.more():
-            pass
-        if call.error is not None and not call.buffer:
-            return error_response(call.request.dialect, call.error, call.headers)
-        own = {"content-type": JSON}
-        if stream:
-            own = {"content-type": DIALECTS[call.request.dialect].stream_type, "cache-control": "no-cache"}
-        headers = {**own, **(call.headers or {})}
-        if call.ended and call.error is None:
-            reply = web.Response(body=bytes(call.buffer), headers=headers)
-            await reply.prepare(http)
-            await reply.write_eof()
-            whole = True
-            return reply
-        response = web.StreamResponse(headers=headers)
-        await response.prepare(http)
-        if not (call.buffer or call.ended):
-            await response.write(call.ping())
-        while True:
-            rest = bytes(memoryview(call.buffer)[written:])
-            written += len(rest)
-            if call.ended:
-                break
-            if rest:
+        try:
+            while not (self.ended or (stream and self.buffer)) and await self.more():
+                pass
+            if self.error is not None and not self.buffer:
+                return error_response(self.request.dialect, self.error, self.headers)
+            own = {"content-type": JSON}
+            if stream:
+                own = {"content-type": DIALECTS[self.request.dialect].stream_type, "cache-control": "no-cache"}
+            headers = {**own, **(self.headers or {})}
+            if self.ended and self.error is None:
+                reply = web.Response(body=bytes(self.buffer), headers=headers)
+                await reply.prepare(http)
+                await reply.write_eof()
+                whole = True
+                return reply
+            response = web.StreamResponse(headers=headers)
+            await response.prepare(http)
+            if not (self.buffer or self.ended):
+                await response.write(self.ping())
+            while True:
+                rest = bytes(memoryview(self.buffer)[written:])
+                written += len(rest)
+                if self.ended:
+                    break
+                if rest:
+                    await response.write(rest)
+                elif not await self.more():
+                    await response.write(self.ping())
+            if self.error is not None and not self.buffer:
+                rest = self.error_event(self.error)
+            if self.cut and http.transport is not None:
                 await response.write(rest)
-            elif not await call.more():
-                await response.write(call.ping())
-        if call.error is not None and not call.buffer:
-            rest = call.error_event(call.error)
-        if call.cut and http.transport is not None:
-            await response.write(rest)
-            http.transport.close()  # without the mark of HTTP that the reply has ended
+                http.transport.close()  # without the mark of HTTP that the reply has ended
+                return response
+            await response.write_eof(rest)
+            whole = self.error is None
             return response
-        await response.write_eof(rest)
-        whole = call.error is None
-        return response
-    finally:
-        is_open = http.transport is not None and not http.transport.is_closing()
-        call.disconnect(whole=whole and is_open)
+        finally:
+            is_open = http.transport is not None and not http.transport.is_closing()
+            self.reply.sent(whole=whole and is_open)
+            if not (self.reply.connections or self.ended):
+                why = "the agent closed the connection before the reply was whole"
+                gone, loop = RequestError(why, status=499, code=AGENT_GONE), asyncio.get_running_loop()
+                self._orphan_timer = loop.call_later(self._context.limits.orphan_s, self.abort, gone)

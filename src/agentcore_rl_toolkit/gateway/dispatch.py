@@ -17,7 +17,7 @@ from ..messages.errors import RequestError
 from ..messages.wire import DIALECTS, ModelRequest, anthropic, bedrock, gemini
 from ..messages.wire.fields import Route, with_path
 from .admin import Admin, Request
-from .call import Call, answer
+from .call import Call
 from .context import Context
 from .http.request import CallRequest
 from .http.responses import error_response, respond
@@ -116,7 +116,7 @@ class Dispatch:
             context.counters["refused"] += 1
             error = e if isinstance(e, RequestError) else RequestError(str(e))
             return error_response(dialect, error, {"allow": "POST"} if error.kind == "method_not_allowed" else None)
-        return await answer(call, http)
+        return await call.answer(http)
 
     async def _call(
         self, http: web.BaseRequest, session: Session, dialect: str, tag: str | None, route: Route | None

@@ -74,12 +74,12 @@ class Recorder:
             record.status = kinds.UNTRAINABLE
         elif not captured.has_tokens:
             record.status, captured.problem = kinds.INVALID, _NO_TOKENS
-        if len(captured.prompt or b"") >= LARGE_BYTES:
+        if captured.prompt_ids is None and len(captured.prompt or b"") >= LARGE_BYTES:
             await asyncio.to_thread(pack_long_prompt, session.texts, captured)
         self._complete(captured)
         if session.closed_s is not None:
             return failure
-        number = session.append(record)
+        number = session.store.append(session, record)
         refused = await session.store.kept()
         if refused is None and record.status in TURNS:
             session.turns += 1
@@ -129,7 +129,7 @@ class Recorder:
         self._complete(Captured(choices=[]))
         record.http_status, record.error = error.status or 500, message[:4000]
         record.error_type = AGENT_GONE if error.code == AGENT_GONE else error.kind
-        session.append(record)
+        session.store.append(session, record)
 
     def _complete(self, captured: Captured) -> None:
         request = self._request

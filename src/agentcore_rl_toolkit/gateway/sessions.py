@@ -28,7 +28,6 @@ from ..messages.wire import ModelRequest, passthrough
 from ..messages.wire.chat import parse_parameters
 from ..messages.wire.passthrough import Fields
 from .capture.build import Texts
-from .capture.record import CallRecord
 from .router import Worker
 from .store.replies import RecordedReplies
 from .store.writer import Store
@@ -154,13 +153,6 @@ class Session:
                 asked = fields.get(key)
                 if type(asked) is not int or not 0 <= asked <= settings.max_tokens:
                     fields[key] = settings.max_tokens
-
-    def append(self, record: CallRecord) -> int:
-        """Store the record of a call. Returns its number."""
-        number = self.store.append(self, record)
-        self.records += 1
-        self.last_call_s = record.finished_s
-        return number
 
     def refuse(self) -> None:
         """Handle a record that the disk refused. Delete the texts: later records must not refer to it."""

@@ -37,6 +37,8 @@ from ..asking import status_of as ask
 class Held:
     """A session, as far as the store is concerned."""
 
+    records, last_call_s = 0, 0.0
+
     def __init__(self, number: int) -> None:
         self.number = number
 

@@ -151,8 +151,11 @@ def _prompt(texts: list[Known], captured: Captured, call_id: str) -> tuple[Base,
     """Return the call that a prompt continues, and the ids that it adds. Raises: CaptureError on invalid token ids."""
     text = memoryview(captured.prompt or b"")[:-1]
     known = _beginning(texts, text)
-    packed = captured.prompt_ids if known is None else None
-    base, ids = NO_BASE, _packed_ids(_new(text, known)) if packed is None else packed
+    if captured.prompt_ids is None:
+        ids = _packed_ids(_new(text, known))
+    else:
+        ids = captured.prompt_ids[4 * (0 if known is None else known.units) :]
+    base = NO_BASE
     if known is not None:
         base = Base(known.call_id, -1, known.units)
         for place, (size, digest) in enumerate(known.choices):

@@ -49,7 +49,7 @@ class Captured(msgspec.Struct):
 
     choices: list[ChoiceRecord]
     prompt: bytes | msgspec.Raw | None = None
-    prompt_ids: bytes | None = None  # the packed ids of a long prompt
+    prompt_ids: bytes | None = None  # the packed ids of the prompt; None: they are read from ``prompt``
     reply_id: str | None = None
     model: str | None = None
     usage: bytes | None = None

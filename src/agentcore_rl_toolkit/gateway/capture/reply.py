@@ -22,6 +22,7 @@ from ...messages.errors import NOT_JSON
 from ...messages.render import HINTS
 from ...messages.wire import Delta
 from ...messages.wire.canonical import ToolDelta
+from ...messages.wire.history import text_of
 from ...messages.wire.stream import CollectedCalls
 from .choice import ChoiceTokens
 from .events import DONE, EventReader
@@ -218,7 +219,7 @@ class _ChoiceParts:
         self.message: Any = None
         self._with_entries = entries
         self._tokens = ChoiceTokens()
-        self._content: list[str] = []
+        self._content: list[str | list[Any]] = []
         self._more: list[Message] = []  # deltas that bring more than text
         self._finish_reason: str | None = None
         self.stop_sequence: str | None = None
@@ -232,7 +233,7 @@ class _ChoiceParts:
         delta, tokens = choice.delta, self._tokens
         if delta is not None:
             if delta.content:
-                self._content.append(delta.text)
+                self._content.append(delta.content)
             if delta.tool_calls is not None or delta.reasoning_content or delta.reasoning or delta.refusal:
                 self._more.append(delta)
         if choice.finish_reason is not None:
@@ -289,7 +290,7 @@ class _ChoiceParts:
         collected = CollectedCalls()
         for delta in self._more:
             collected.add(_tool_deltas(delta))
-        calls, content = collected.all(), "".join(self._content)
+        calls, content = collected.all(), "".join(map(text_of, self._content))
         message: dict[str, Any] = {"role": "assistant", "content": content or (None if calls else "")}
         if reasoning := "".join([d.reasoning_content or d.reasoning or "" for d in self._more]):
             message["reasoning_content"] = reasoning

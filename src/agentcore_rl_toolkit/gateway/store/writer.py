@@ -94,9 +94,11 @@ class Store:
     # -- what is to be stored
 
     def append(self, session: Any, record: CallRecord) -> int:
-        """Store a call. Returns its number."""
+        """Store a call of a session, which counts it. Returns its number."""
         number = self.next_call
         self.next_call += 1
+        session.records += 1
+        session.last_call_s = record.finished_s
         payload = encode(record)
         about = record.index, record.status, record.digest, record.call_id, record.delivered
         row = number, session.number, *about, payload, zlib.crc32(memoryview(payload)[:-1])

@@ -136,6 +136,7 @@ class TokenReply:
         captured = Captured(
             choices=[],
             prompt=b"[]" if prompt is None else prompt.json,
+            prompt_ids=b"" if prompt is None else prompt.packed,
             has_tokens=True,
             reply_id=self.reply_id,
             model=self.asked.model,

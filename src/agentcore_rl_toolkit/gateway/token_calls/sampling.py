@@ -20,7 +20,6 @@ from ...messages.errors import RequestError
 from ...messages.render import AnswerForm, Conversation, RenderedPrompt
 from ...messages.wire import DIALECTS, Reply, chat, context_overflow
 from ...messages.wire.canonical import Usage
-from ...messages.wire.history import without_images
 from ..capture.record import CONSTRAINED, CallRecord
 from ..context import Engine
 from ..engines import TOKEN_ENGINES, TokenRequest
@@ -54,8 +53,7 @@ class TokenSampling(Engine):
     def compose(self) -> None:
         request, session = self.request, self.session
         asked, settings = request.asked, session.settings
-        asked.messages, images = without_images(asked.messages)  # token ids have none
-        if images:
+        if images := asked.leave_out_images():  # token ids have none
             request.leave_out({"image": images})
         fields = request.fields = {**asked.to_chat_body(), "messages": msgspec.Raw(_to_json(asked.messages))}
         session.hold_to_settings(fields)

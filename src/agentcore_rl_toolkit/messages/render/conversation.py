@@ -131,6 +131,7 @@ class RenderedPrompt:
     length: int
     opens_reasoning: bool  # the prompt itself ends with the opening mark of the model's reasoning
     json: bytes = field(repr=False)  # the ids as JSON text, ready to be put into a request body
+    packed: bytes = field(repr=False)  # the ids as uint32
 
     @property
     def token_ids(self) -> list[int]:

@@ -136,7 +136,7 @@ class Renderer:
                 text, row = suffix
             opens = text.rstrip().endswith(self._opening)
             asked = KnownPrompt(match.digest, match.base, row, opens, extended)
-        json = asked.row.json()
+        json, packed = asked.row.json(), asked.row.ids().tobytes()
         conversation.add_prompt(match, asked)
         asked.running += 1
         if self.history == "template" and asked.base is not None and not asked.extended:
@@ -151,6 +151,7 @@ class Renderer:
             length=asked.row.length,
             opens_reasoning=asked.opens_reasoning,
             json=json,
+            packed=packed,
         )
 
     def parse(

@@ -14,6 +14,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from .history import joined, unread_part
+
 ParseStatus = Literal["none", "parsed", "unparsed"]
 
 # Canonical finish reasons; engines' other words are passed on as they are.
@@ -115,6 +117,18 @@ class ModelRequest(msgspec.Struct, kw_only=True):
     left_out: dict[str, int] = {}  # items, parts and fields of the history that the model does not get as sent, by kind
     unknown: dict[str, Any] = {}  # fields that nothing here reads
     received_s: float = 0.0  # some dialects report how long a reply took
+
+    def leave_out_images(self) -> int:
+        """Replace each image in the messages with a line of text. Return the number of images."""
+        count = 0
+        for place, message in enumerate(self.messages):
+            content = message.get("content")
+            parts = content if isinstance(content, list) else []
+            if images := sum(part.get("type") == "image_url" for part in parts):
+                shown = [unread_part("image") if part.get("type") == "image_url" else part for part in parts]
+                self.messages[place] = {**message, "content": joined(shown)}
+                count += images
+        return count
 
     def template_options(self) -> dict[str, Any]:
         """Return the variables for the chat template: the agent's, and its reasoning effort by the templates' name."""

@@ -154,19 +154,6 @@ def image_part(image: Any) -> Part:
     return {"type": "image_url", "image_url": image}
 
 
-def without_images(messages: list[Message]) -> tuple[list[Message], int]:
-    """Replace each image in the messages with a line of text. Return the messages and the number of images."""
-    count, found = 0, []
-    for message in messages:
-        content = message.get("content")
-        if isinstance(content, list) and any(part.get("type") == "image_url" for part in content):
-            count += sum(part.get("type") == "image_url" for part in content)
-            shown = [unread_part("image") if part.get("type") == "image_url" else part for part in content]
-            message = {**message, "content": joined(shown)}
-        found.append(message)
-    return found, count
-
-
 def in_call_order(messages: list[Message]) -> list[Message]:
     """Return the messages with the results of parallel calls in the order of the calls: without ids, the order decides."""
     found: list[Message] = []
