@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import secrets
-import time
 from collections import Counter
 from collections.abc import Callable, Sized
 from dataclasses import dataclass, field
@@ -111,6 +110,5 @@ class Context:
         self.samplers: Any = None
         self.connections: Sized = ()
         self.lag_s = self.lag_max_s = 0.0  # delay of timers: of the last one, and the longest
-        self.started_s = time.time()
         self.run_id = secrets.token_hex(5)  # a restarted gateway must not use ids of the last run
         self.numbers = itertools.count()

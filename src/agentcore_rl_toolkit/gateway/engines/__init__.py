@@ -1,8 +1,6 @@
 """Engines that take and return token ids: writes their requests and reads their answers. Sans-I/O."""
 
 from .base import Piece as Piece
-from .base import ReadPieces as ReadPieces
-from .base import TokenEngine as TokenEngine
 from .base import TokenRequest as TokenRequest
 from .sglang import SGLANG, SGLANG_EXPERTS
 from .vllm import POLICY, VLLM

@@ -44,7 +44,6 @@ class WeightSpan(msgspec.Struct, gc=False):
 
     version: str
     start: int = 0
-    end: int = 0
 
 
 def changes(reported: list[WeightSpan]) -> list[tuple[int, int]] | None:
@@ -81,19 +80,16 @@ def error_piece(error: Any) -> Piece:
     return Piece(error=error if isinstance(error, dict) else {"message": str(error)})
 
 
-# Reads a whole reply, or the data of an event. Raises: CaptureError, one of NOT_JSON.
-ReadPieces = Callable[[bytes], list[Piece]]
-
-
 @dataclass(frozen=True, kw_only=True)
 class TokenEngine:
     """An engine's wire format. ``features`` are those of `ModelRequest.features` that it supports.
 
-    ``request`` returns path and body, ``reader`` a function that reads one reply. ``cancel`` returns path and body of the request
-    that ends a call by its name. None: a call ends when its connection closes.
+    ``request`` returns path and body. ``reader`` returns a function for one reply, which reads a whole reply, or the data of an
+    event (raises: CaptureError, one of NOT_JSON). ``cancel`` returns path and body of the request that ends a call by its name.
+    None: a call ends when its connection closes.
     """
 
     features: frozenset[str]
     request: Callable[[TokenRequest], tuple[bytes, bytes]]
-    reader: Callable[[], ReadPieces]
+    reader: Callable[[], Callable[[bytes], list[Piece]]]
     cancel: Callable[[str], tuple[bytes, bytes]] | None = None
