@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import anthropic
+import boto3
+import botocore.loaders
+import botocore.session
 import openai
 import pytest
 
@@ -23,6 +27,8 @@ from scripted_engine import ScriptedEngine
 MODEL = Path(agentcore_rl_toolkit.__file__).parent / "policy" / "weights"
 USER: Any = [{"role": "user", "content": "hello there"}]
 Start = Callable[..., Awaitable[Gateway]]  # of the fixture `start_gateway`
+LOADER = botocore.loaders.create_loader()  # shared, because it takes 80 ms to read the models of a service
+TLS = {"verify": ssl.create_default_context()}  # for Google's client, which would make three of 30 ms each
 
 
 async def opened(gateway: Gateway, **settings: Any) -> SessionHandle:
@@ -40,6 +46,13 @@ def gpt(session: SessionHandle) -> openai.AsyncOpenAI:
 def claude(session: SessionHandle) -> anthropic.AsyncAnthropic:
     url = session.base_url.removesuffix("/v1")
     return anthropic.AsyncAnthropic(base_url=url, api_key=session.api_key, max_retries=0)
+
+
+def boto(**keys: str) -> boto3.Session:
+    """A session of Amazon's library, with keys or the environment's."""
+    made = botocore.session.get_session()
+    made.register_component("data_loader", LOADER)
+    return boto3.Session(botocore_session=made, **keys)
 
 
 async def ask(session: SessionHandle, *texts: str, **more: Any) -> tuple[int, bytes]:

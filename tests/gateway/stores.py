@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -30,6 +31,12 @@ def locked(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     with closing(sqlite3.connect(folder / FILE, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         yield
+
+
+def killed(gateway: Gateway, folder: Path) -> str:
+    """Copy the store as it would be if the gateway were killed now. Returns the copy's folder."""
+    shutil.copytree(gateway.store.path.parent, folder)
+    return str(folder)
 
 
 def calls_of(database: sqlite3.Connection, session_id: str) -> list[int]:

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import boto3
 import httpx
 import pytest
 from anthropic import AnthropicBedrock
@@ -27,7 +26,7 @@ from agentcore_rl_toolkit.messages.render import Renderer
 from agentcore_rl_toolkit.trajectory import build_trajectory
 from scripted_engine import Fault, ScriptedEngine
 
-from .asking import MODEL, Start, captured, opened
+from .asking import MODEL, Start, boto, captured, opened
 
 ARN = "arn:aws:bedrock:us-west-2:123456789012:application-inference-profile/abc123"
 USER = [{"role": "user", "content": [{"text": "what is 1 + 3"}]}]
@@ -56,9 +55,7 @@ def aws(session: SessionHandle, monkeypatch: pytest.MonkeyPatch) -> Callable[...
         for name, value in ROLE.items():
             monkeypatch.setenv(name, value)
         options = Config(**{"retries": {"total_max_attempts": 1}, **config})
-        return boto3.Session().client(
-            "bedrock-runtime", region_name="us-west-2", endpoint_url=address(of), config=options
-        )
+        return boto().client("bedrock-runtime", region_name="us-west-2", endpoint_url=address(of), config=options)
 
     return make
 

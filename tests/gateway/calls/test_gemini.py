@@ -13,7 +13,7 @@ from agentcore_rl_toolkit.messages.render import Renderer
 from agentcore_rl_toolkit.trajectory import build_trajectory
 from scripted_engine import Fault, ScriptedEngine
 
-from ..asking import MODEL, Start, captured, opened
+from ..asking import MODEL, TLS, Start, captured, opened
 
 genai = pytest.importorskip("google.genai")
 types, errors = genai.types, genai.errors
@@ -47,9 +47,12 @@ def google(session: SessionHandle, *, v1: bool = False) -> Any:
     """Google's client. It puts its own version behind the base URL, with or without the gateway's /v1."""
     url = session.base_url if v1 else session.base_url.removesuffix("/v1")
     version = None if v1 else "v1beta"
-    OPEN.append(
-        genai.Client(api_key=session.api_key, http_options=types.HttpOptions(base_url=url, api_version=version))
-    )
+    return client_of(session.api_key, base_url=url, api_version=version)
+
+
+def client_of(key: str, **options: Any) -> Any:
+    options |= {"client_args": TLS, "async_client_args": TLS}
+    OPEN.append(genai.Client(api_key=key, http_options=types.HttpOptions(**options)))
     return OPEN[-1]
 
 
@@ -284,7 +287,7 @@ async def test_errors_are_in_googles_shape(engine: ScriptedEngine, gateway: Gate
             await reply_of(llm, "hi", stream=True)
         assert failed.value.status == name, failed.value
         engine.faults.clear()
-    llm = genai.Client(api_key="wrong", http_options=types.HttpOptions(base_url=session.base_url.removesuffix("/v1")))
+    llm = client_of("wrong", base_url=session.base_url.removesuffix("/v1"))
     with pytest.raises(errors.ClientError) as refused:
         await reply_of(llm, "hi", stream=False)
     assert (refused.value.code, refused.value.status) == (401, "UNAUTHENTICATED")
@@ -312,6 +315,6 @@ async def test_a_slow_stream_is_kept_alive(engine: ScriptedEngine, start_gateway
 
 async def test_a_tag_in_the_base_url_is_recorded(client: GatewayClient, session: SessionHandle) -> None:
     for version in ("v1", "v1beta"):
-        options = types.HttpOptions(base_url=f"{session.base_url}/tag/judge", api_version=version)
-        await reply_of(genai.Client(api_key=session.api_key, http_options=options), "hi", stream=False)
+        llm = client_of(session.api_key, base_url=f"{session.base_url}/tag/judge", api_version=version)
+        await reply_of(llm, "hi", stream=False)
     assert [turn.tag for turn in (await captured(client, session)).turns] == ["judge", "judge"]

@@ -16,8 +16,8 @@ from agentcore_rl_toolkit.messages.render import Renderer
 
 from ..asking import MODEL, Start, asked_by, opened, talking
 
-SHORT, LONG = 1_000, 8_000  # deltas
-MOST = 2.3**3  # times the CPU time, for three doublings
+SHORT, LONG = 1_000, 4_000  # deltas
+MOST = 2.3**2  # times the CPU time, for two doublings
 WIRES: dict[str, tuple[str, dict[str, Any]]] = {
     "chat": ("chat/completions", {"messages": [{"role": "user", "content": "hi"}]}),
     "responses": ("responses", {"input": "hi"}),

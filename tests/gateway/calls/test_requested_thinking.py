@@ -10,7 +10,6 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-import boto3
 import httpx
 import pytest
 from botocore.config import Config
@@ -20,7 +19,7 @@ from agentcore_rl_toolkit.messages.render import Renderer
 from agentcore_rl_toolkit.trajectory import build_trajectory
 from scripted_engine import ScriptedEngine
 
-from ..asking import MODEL, Start, captured, claude, opened
+from ..asking import MODEL, TLS, Start, boto, captured, claude, opened
 
 genai = pytest.importorskip("google.genai")
 # The client subclasses aiohttp's session, and leaves it open.
@@ -56,7 +55,7 @@ Blocks = list[dict[str, Any]]
 
 
 def aws(session: SessionHandle) -> Any:
-    return boto3.Session(aws_access_key_id=session.api_key, aws_secret_access_key="x").client(
+    return boto(aws_access_key_id=session.api_key, aws_secret_access_key="x").client(
         "bedrock-runtime",
         region_name="us-west-2",
         endpoint_url=f"{session.base_url}/bedrock",
@@ -121,7 +120,8 @@ async def converse(session: SessionHandle, history: list[Any], *, stream: bool, 
 
 
 async def gemini(session: SessionHandle, history: list[Any], *, stream: bool, **config: Any) -> Blocks:
-    options = {"base_url": session.base_url.removesuffix("/v1")}
+    base_url = session.base_url.removesuffix("/v1")
+    options = {"base_url": base_url, "client_args": TLS, "async_client_args": TLS}
     asked: Any = {"model": "m", "contents": history, "config": config}
     async with genai.Client(api_key=session.api_key, http_options=options).aio as llm:
         if stream:

@@ -12,43 +12,36 @@ from typing import Any
 
 import pytest
 
-from agentcore_rl_toolkit.contract import new_session_id
-from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, SessionHandle
+from agentcore_rl_toolkit.gateway import Gateway, SessionHandle
 from agentcore_rl_toolkit.trajectory import Trajectory, build_trajectory
 from scripted_engine import Fault, ScriptedEngine
 
 from ..asking import MODEL, Start, asked, captured, opened, until
-from ..served import Served
-from ..stores import locked
+from ..stores import killed, locked
 
 # -- several choices
 
 
 @pytest.mark.parametrize("how", ["relayed", "sglang"])
-async def test_several_choices_are_stored_when_the_agent_has_the_last_finish_reason(tmp_path: Path, how: str) -> None:
+async def test_several_choices_are_stored_when_the_agent_has_the_last_finish_reason(
+    start_gateway: Start, tmp_path: Path, how: str
+) -> None:
     """Also those of a stream whose connection to the engine stays open: the gateway may be killed at that moment."""
-    async with ScriptedEngine(tokens=3, token_s=0.4) as engine:
+    more = {} if how == "relayed" else {"model_dir": str(MODEL), "engine": how}
+    async with ScriptedEngine(tokens=3, token_s=0.1) as engine:
         engine.first_id, engine.last_id = 300, 500
-        more = () if how == "relayed" else ("--model", str(MODEL))
-        kind = "vllm" if how == "relayed" else how
-        gateway = Served(tmp_path, engine, "--store", str(tmp_path / "store"), *more, kind=kind)
-        try:
-            url = await gateway.start()
-            [session] = await GatewayClient(url).create_sessions_async([new_session_id()])
-            reader, writer = await asked(session, stream=True, n=2)
-            got = b""
-            async with asyncio.timeout(60):
-                while got.count(b'"finish_reason":"') < 2:
-                    piece = await reader.read(2**16)
-                    assert piece, got
-                    got += piece
-            gateway.kill()
-            writer.close()
-            await gateway.start()
-            turns = (await GatewayClient(url).fetch_async([session.session_id]))[session.session_id].turns
-            assert [t.choice_index for t in turns] == [0, 1]
-        finally:
-            gateway.kill()
+        gateway = await start_gateway(engine, store_dir=str(tmp_path / "store"), **more)
+        session = await opened(gateway)
+        reader, writer = await asked(session, stream=True, n=2)
+        got = b""
+        async with asyncio.timeout(60):
+            while got.count(b'"finish_reason":"') < 2:
+                piece = await reader.read(2**16)
+                assert piece, got
+                got += piece
+        writer.close()
+        again = await start_gateway(engine, store_dir=killed(gateway, tmp_path / "killed"), **more)
+        assert [t.choice_index for t in (await captured(again, session)).turns] == [0, 1]
 
 
 # -- replies that no agent received

@@ -104,7 +104,7 @@ class Agents:
         return sum(map(len, self.seen.values()))
 
 
-KILLS = 40 if os.environ.get("AGENTCORE_RL_NIGHTLY") else 6
+KILLS = 40 if os.environ.get("AGENTCORE_RL_NIGHTLY") else 2
 
 
 @pytest.mark.slow

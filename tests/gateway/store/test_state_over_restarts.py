@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,7 @@ from scripted_engine import ScriptedEngine
 from ..asking import MODEL, Start, until
 from ..asking import status_of as ask
 from ..scripted_tinker import ScriptedTinker
-from ..served import Served
-from ..stores import refused
+from ..stores import killed, refused
 
 
 async def versions(client: GatewayClient, *sessions: SessionHandle) -> list[int | None]:
@@ -27,34 +26,26 @@ async def versions(client: GatewayClient, *sessions: SessionHandle) -> list[int 
     return [found[s.session_id].turns[-1].weight_version_first for s in sessions]
 
 
-@pytest.fixture
-async def served(engine: ScriptedEngine, tmp_path: Path) -> AsyncIterator[Served]:
-    found = {"TMPDIR": str(tmp_path)}  # where a gateway's key is found
-    made = Served(tmp_path, engine, "--no-admin-key", "--store", str(tmp_path / "store"), **found)
-    yield made
-    made.kill()
-
-
-async def test_version_and_pause_are_there_after_everything_was_killed(served: Served) -> None:
-    client = GatewayClient(await served.start())
-    sessions = await client.create_sessions_async([f"rollout-{k}" for k in range(6)])
+async def test_version_and_pause_are_there_after_everything_was_killed(
+    engine: ScriptedEngine, start_gateway: Start, tmp_path: Path
+) -> None:
+    first = await start_gateway(engine, store_dir=str(tmp_path / "first"))
+    client = GatewayClient(first.url)
+    await client.create_sessions_async([f"rollout-{k}" for k in range(6)])
     await client.set_weight_version_async(7)
     await client.pause_async()
-    served.kill()
-    client = GatewayClient(await served.start())
+    second = await start_gateway(engine, store_dir=killed(first, tmp_path / "second"))
+    client = GatewayClient(second.url)
     stats = await client.stats_async()
     assert (stats["weight_version"], (await client.health_async())["paused"]) == (7, True)
+    sessions = await client.create_sessions_async([f"rollout-{k}" for k in range(6)])
     held = [asyncio.ensure_future(ask(s)) for s in sessions]
-    async with asyncio.timeout(30):
-        while (await client.stats_async())["held"] < 6:  # noqa: ASYNC110  (another process)
-            await asyncio.sleep(0.02)
+    await until(lambda: len(second.running.waiting) == 6)
     await client.resume_async()
     assert await asyncio.gather(*held) == [200] * 6
     assert await versions(client, *sessions) == [7] * 6
-    served.kill()
-    client = GatewayClient(await served.start())
-    assert await asyncio.gather(*map(ask, sessions)) == [200] * 6
-    assert await versions(client, *sessions) == [7] * 6
+    third = await start_gateway(engine, store_dir=killed(second, tmp_path / "third"))
+    assert (third.running.paused, third.running.weight_version) == (False, 7)
 
 
 async def test_a_change_that_cannot_be_stored_is_no_success(

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import boto3
 import pytest
 
 from agentcore_rl_toolkit.gateway import SessionHandle
@@ -16,7 +15,7 @@ from agentcore_rl_toolkit.messages.render import Renderer, sampled_body
 from scripted_engine import ScriptedEngine
 
 from ...messages.render.conftest import FAMILIES, write_model
-from ..asking import Start, captured, claude, gpt, opened
+from ..asking import Start, boto, captured, claude, gpt, opened
 from ..calls.test_gemini import close_all, google, reply_of, types
 from ..test_bedrock import address, whole
 
@@ -74,7 +73,7 @@ async def messages(session: SessionHandle, *, stream: bool) -> Calls:
 
 async def converse(session: SessionHandle, *, stream: bool) -> Calls:
     keys = {"aws_access_key_id": "AKIA", "aws_secret_access_key": "x", "region_name": "us-west-2"}
-    llm = boto3.Session(**keys).client("bedrock-runtime", endpoint_url=address(session))
+    llm = boto(**keys).client("bedrock-runtime", endpoint_url=address(session))
     tools = {"tools": [{"toolSpec": {"name": "add", "inputSchema": {"json": SCHEMA}}}]}
     asked = [{"role": "user", "content": [{"text": "1 + 3?"}]}]
     reply = await whole(llm, stream=stream, messages=asked, toolConfig=tools)
@@ -94,9 +93,17 @@ async def gemini(session: SessionHandle, *, stream: bool) -> Calls:
 APIS: tuple[Callable[..., Any], ...] = (chat, responses, messages, converse, gemini)
 
 
-@pytest.mark.parametrize("family", ["gemma", "kimi", "lfm", "minimax", "mistral", "muse"])
+# By day, one API for each family.
+PAIRS: list[tuple[str, Callable[..., Any]]] = [("gemma", chat), ("kimi", responses), ("lfm", messages)]
+PAIRS += [("minimax", converse), ("mistral", gemini), ("muse", chat)]
+
+
+@pytest.mark.parametrize(
+    ("family", "apis"),
+    [(family, [api]) for family, api in PAIRS] + [pytest.param(f, APIS, marks=pytest.mark.nightly) for f, _ in PAIRS],
+)
 async def test_a_call_of_a_family_reaches_the_client_of_each_api(
-    family: str, engine: ScriptedEngine, start_gateway: Start, tmp_path: Path
+    family: str, apis: Sequence[Callable[..., Any]], engine: ScriptedEngine, start_gateway: Start, tmp_path: Path
 ) -> None:
     model = write_model(FAMILIES[family], tmp_path / family)
     gateway = await start_gateway(engine, model_dir=str(model))
@@ -105,7 +112,7 @@ async def test_a_call_of_a_family_reaches_the_client_of_each_api(
     tools = [{"type": "function", "function": FUNCTION}]
     ids = sampled_body(Renderer.from_path(model), answer, tools=tools)
     assert ids
-    for api in APIS:
+    for api in apis:
         for stream in (False, True):
             engine.replies.append({"token_ids": ids})
             session = await opened(gateway)

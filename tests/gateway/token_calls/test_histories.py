@@ -7,6 +7,7 @@ import dataclasses
 import itertools
 import json
 import shutil
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import pytest
 from agentcore_rl_toolkit.errors import ConfigError
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient
 from agentcore_rl_toolkit.gateway.http.client import request
+from agentcore_rl_toolkit.gateway.token_calls import sampling
 from scripted_engine import Fault, ScriptedEngine
 
 from ..asking import MODEL, Start, captured, claude, opened, until
@@ -73,20 +75,29 @@ async def test_a_long_rendering_delays_no_other_session_and_no_reply(engine: Scr
 
 
 async def test_counting_the_tokens_of_long_prompts_delays_no_other_session(
-    engine: ScriptedEngine, start: Start
+    engine: ScriptedEngine, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A session uses one thread at a time."""
     gateway = await start()
+    assert gateway.token_mode is not None
     session, other = [await opened(gateway) for _ in range(2)]
-    asked, url = (
-        {"model": "m", "messages": [user("What is 12 + 30? " * 15_000)]},
-        f"{session.base_url}/messages/count_tokens",
-    )
+    begun, released, count = threading.Semaphore(0), threading.Event(), gateway.token_mode.renderer.count
+
+    def slow(*args: Any) -> int:
+        begun.release()
+        assert released.wait(60)
+        return count(*args)
+
+    monkeypatch.setattr(gateway.token_mode.renderer, "count", slow)
+    asked, url = {"model": "m", "messages": [user("2 + 3?")]}, f"{session.base_url}/messages/count_tokens"
     counts = [
         asyncio.ensure_future(request("POST", url, body=asked, key=session.api_key, timeout_s=120.0)) for _ in range(8)
     ]
-    await asyncio.wait(counts, return_when=asyncio.FIRST_COMPLETED)
+    assert await asyncio.to_thread(begun.acquire, timeout=60)
+    monkeypatch.setattr(sampling, "SHORT_BYTES", 0)  # a thread renders the other session's request
     await ask(other, [user("a short one")])
-    assert sum(count.done() for count in counts) < 4
+    assert not begun.acquire(timeout=0)
+    released.set()
     assert {status for status, _ in await asyncio.gather(*counts)} == {200}
 
 
