@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import anthropic
 import openai
 import pytest
 
@@ -14,7 +15,7 @@ from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, Limits, SessionHandle
 from scripted_engine import Fault, ScriptedEngine
 
-from ..asking import MODEL, Start, captured, gpt, hang_up, opened, until
+from ..asking import MODEL, Start, captured, claude, gpt, hang_up, opened, until
 
 USER = [{"role": "user", "content": "hello there"}]
 
@@ -95,7 +96,7 @@ def aborted(event: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("edit", [out_of_memory, aborted])
-@pytest.mark.parametrize("dialect", ["chat", "responses"])
+@pytest.mark.parametrize("dialect", ["chat", "responses", "anthropic"])
 @pytest.mark.parametrize("model_dir", [None, str(MODEL)])
 async def test_an_engine_that_ends_a_stream_by_itself_has_failed_and_not_the_agent(
     engine: ScriptedEngine, start_gateway: Start, edit: Any, dialect: str, model_dir: str | None
@@ -103,17 +104,22 @@ async def test_an_engine_that_ends_a_stream_by_itself_has_failed_and_not_the_age
     gateway = await start_gateway(engine, model_dir=model_dir)
     session = await opened(gateway)
     engine.faults.append(Fault(edit=edit))
-    async with gpt(session) as llm:
+    words = "out of memory" if edit is out_of_memory else "the engine ended its reply too early"
+    async with gpt(session) as llm, claude(session) as other:
         if dialect == "responses":
             events = [event async for event in await llm.responses.create(model="m", input="hi", stream=True)]
             assert events[-1].type == "response.failed"
+            assert words in events[-1].response.error.message
+        elif dialect == "anthropic":
+            with pytest.raises(anthropic.APIStatusError, match=words):
+                async with other.messages.stream(model="m", max_tokens=50, messages=USER) as stream:
+                    await stream.get_final_message()
         else:
-            with pytest.raises(openai.APIError):
+            with pytest.raises(openai.APIError, match=words):
                 async for _ in await llm.chat.completions.create(model="m", messages=USER, stream=True):
                     pass
     capture = await captured(gateway, session)
     assert (capture.turns, [(e["status"], e["http_status"]) for e in capture.errors]) == ([], [("partial", 502)])
-    words = "out of memory" if edit is out_of_memory else "the engine ended its reply too early"
     assert end_of_calls(capture)[0] == f"its last model call failed: {words}"  # an agent that hides it gets no reward
 
 
@@ -126,7 +132,7 @@ async def test_a_200_without_a_reply_is_the_engines_failure(
     session = await opened(gateway)
     engine.faults += [Fault(body=body), Fault(body=body)]
     async with gpt(session) as llm:
-        with pytest.raises(openai.InternalServerError):
+        with pytest.raises(openai.InternalServerError, match=r"200 without a reply|cannot be read"):
             await llm.chat.completions.create(model="m", messages=USER)
         with pytest.raises(openai.APIError, match="the engine ended its reply too early"):
             async for _ in await llm.chat.completions.create(model="m", messages=USER, stream=True):
@@ -298,15 +304,16 @@ async def test_a_call_past_its_deadline_is_ended(engine: ScriptedEngine, start_g
 
 async def test_a_session_has_no_more_turns_than_allowed(client: GatewayClient, engine: ScriptedEngine) -> None:
     [session] = await client.create_sessions_async([new_session_id()], max_turns=1)
-    engine.faults.append(Fault(status=500))
+    engine.faults += [Fault(status=500)] * 2
     async with gpt(session) as llm:
-        with pytest.raises(openai.InternalServerError):
-            await llm.chat.completions.create(model="m", messages=USER)
+        for _ in range(2):
+            with pytest.raises(openai.InternalServerError):
+                await llm.chat.completions.create(model="m", messages=USER)
         await llm.chat.completions.create(model="m", messages=USER)
         with pytest.raises(openai.PermissionDeniedError, match="1 model calls") as refused:
             await llm.chat.completions.create(model="m", messages=USER)
     assert refused.value.code == "turn_limit_reached"
-    assert len(engine.calls) == 2
+    assert len(engine.calls) == 3
 
 
 async def test_a_refused_request_is_an_entry_of_the_session_and_no_turn(

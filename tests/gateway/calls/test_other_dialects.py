@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any
 
 import anthropic
 import openai
@@ -33,62 +31,6 @@ async def test_errors_are_worded_as_the_provider_words_them(
         with pytest.raises(anthropic.AuthenticationError):
             await stranger.messages.create(**ask)
     assert (await captured(client, session)).turns == []
-
-
-def out_of_memory(chunk: dict[str, Any]) -> dict[str, Any]:
-    message = {"error": {"message": "out of memory", "type": "X", "code": 500}}
-    return message if any("w" in (c["delta"].get("content") or "") for c in chunk["choices"]) else chunk
-
-
-def without_an_end(chunk: dict[str, Any]) -> dict[str, Any]:
-    for choice in chunk["choices"]:
-        choice["finish_reason"] = None
-    return chunk
-
-
-@pytest.mark.parametrize(
-    ("edit", "words"), [(out_of_memory, "out of memory"), (without_an_end, "ended its reply too early")]
-)
-async def test_a_stream_the_engine_does_not_finish_is_no_finished_answer(
-    engine: ScriptedEngine,
-    client: GatewayClient,
-    session: SessionHandle,
-    edit: Callable[[dict[str, Any]], dict[str, Any]],
-    words: str,
-) -> None:
-    engine.faults.extend([Fault(edit=edit)] * 3)
-    async with claude(session) as llm:
-        with pytest.raises(anthropic.APIStatusError, match=words):  # noqa: PT012  (the stream is what raises)
-            asked = {"model": "m", "max_tokens": 50, "messages": [{"role": "user", "content": "hello"}]}
-            async with llm.messages.stream(**asked) as events:
-                await events.get_final_message()
-    async with gpt(session) as llm:
-        reply = [event async for event in await llm.responses.create(model="m", input="hello", stream=True)]
-        assert reply[-1].type == "response.failed"
-        assert words in reply[-1].response.error.message
-        with pytest.raises(openai.APIError, match=words):  # noqa: PT012  (the stream is what raises)
-            messages = [{"role": "user", "content": "hello"}]
-            async for _ in await llm.chat.completions.create(model="m", messages=messages, stream=True):
-                pass
-    capture = await captured(client, session)
-    assert capture.turns == []
-    assert [e["status"] for e in capture.errors] == ["partial"] * 3
-
-
-@pytest.mark.parametrize(
-    ("edit", "words"),
-    [(without_an_end, "ended its reply too early"), (lambda reply: {**reply, "choices": []}, "200 without a reply")],
-)
-async def test_a_whole_reply_that_the_engine_did_not_finish_is_an_error(
-    engine: ScriptedEngine,
-    session: SessionHandle,
-    edit: Callable[[dict[str, Any]], dict[str, Any]],
-    words: str,
-) -> None:
-    engine.faults.append(Fault(edit=edit))
-    async with claude(session) as llm:
-        with pytest.raises(anthropic.APIStatusError, match=words):
-            await llm.messages.create(model="m", max_tokens=50, messages=[{"role": "user", "content": "hello"}])
 
 
 async def test_tokens_are_counted_by_the_engine_and_nothing_is_recorded(

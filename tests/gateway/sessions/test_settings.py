@@ -15,7 +15,7 @@ from agentcore_rl_toolkit.gateway.http.client import request
 from agentcore_rl_toolkit.gateway.testing import logprob_of
 from agentcore_rl_toolkit.messages.render import Renderer
 from agentcore_rl_toolkit.messages.wire.passthrough import KNOWN
-from scripted_engine import Fault, ScriptedEngine
+from scripted_engine import ScriptedEngine
 
 from ..asking import MODEL, Start, ask, gpt, opened, status_of
 
@@ -286,12 +286,6 @@ async def test_an_agent_may_ask_for_top_logprobs_and_gets_those_that_are_known(
     entries = [entry for choice in choices if choice.logprobs for entry in choice.logprobs.content or ()]
     assert [e.logprob for e in entries] == [logprob_of(i) for i in engine.calls[0].completion_ids[0]]
     assert all([(t.token, t.logprob) for t in e.top_logprobs] == [(e.token, e.logprob)] for e in entries)
-
-
-async def test_a_failed_call_uses_no_turn_and_adds_none(engine: ScriptedEngine, gateway: Gateway) -> None:
-    session = await opened(gateway, max_turns=1)
-    engine.faults += [Fault(status=500), Fault(status=500)]
-    assert [await status_of(session) for _ in range(4)] == [500, 500, 200, 403]
 
 
 @pytest.mark.parametrize("seed", [42, 42.0])

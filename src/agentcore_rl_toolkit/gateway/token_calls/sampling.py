@@ -85,9 +85,21 @@ class TokenSampling(Engine):
 
     async def release(self, *, stored: bool) -> None:
         """Add the choices to the history. Nothing can continue from a call that is not stored."""
-        if self._history is not None and self._prompt is not None:
-            async with self._history.order:  # a thread may have the conversation
-                self._continue(self._history.conversation, self._prompt, stored=stored)
+        prompt = self._prompt
+        if self._history is None or prompt is None:
+            return
+        async with self._history.order:  # a thread may have the conversation
+            conversation = self._history.conversation
+            answers = self._reply.answers if stored and self._reply is not None else []
+            try:
+                for place, (index, ids, message) in enumerate(answers, 1):
+                    turn_id = self._call_id if len(answers) == 1 else f"{self._call_id}.{index}"
+                    more = place < len(answers)
+                    conversation.commit(prompt, array("I", ids), message, turn_id=turn_id, more=more)
+                if not answers:
+                    conversation.abandon(prompt)  # the history is as it was before the call
+            except Exception:
+                log.exception("call %s is not in the history of session %s", self._call_id, self.session.id)
 
     def _render(self, conversation: Conversation) -> None:
         """Make the prompt. Raises: RequestError if the template refuses it, or if it leaves no room for an answer."""
@@ -111,19 +123,6 @@ class TokenSampling(Engine):
                 raise context_overflow(prompt.length, context_tokens, max_tokens=most)
             bound = min(bound, room)
         self._max_tokens = bound
-
-    def _continue(self, conversation: Conversation, prompt: RenderedPrompt, *, stored: bool) -> None:
-        """Add the choices to the history. Without one, the history is as it was before the call."""
-        answers = self._reply.answers if stored and self._reply is not None else []
-        try:
-            for place, (index, ids, message) in enumerate(answers, 1):
-                turn_id = self._call_id if len(answers) == 1 else f"{self._call_id}.{index}"
-                more = place < len(answers)
-                conversation.commit(prompt, array("I", ids), message, turn_id=turn_id, more=more)
-            if not answers:
-                conversation.abandon(prompt)
-        except Exception:
-            log.exception("call %s is not in the history of session %s", self._call_id, self.session.id)
 
     # -- the reply
 
