@@ -15,7 +15,7 @@ import pytest
 
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.errors import ConfigError, GatewayError
-from agentcore_rl_toolkit.gateway import GatewayClient
+from agentcore_rl_toolkit.gateway import Gateway, GatewayClient
 from agentcore_rl_toolkit.gateway.capture.record import decode
 from agentcore_rl_toolkit.gateway.capture.turns import expand
 from agentcore_rl_toolkit.gateway.store.reader import Reader
@@ -28,11 +28,22 @@ from ..asking import status_of as ask
 Turns = dict[str, tuple[list[int], list[int]]]
 
 
+WRITTEN: list[tuple[Path, Turns]] = []  # once for the module
+
+
 @pytest.fixture
-async def written(engine: ScriptedEngine, start_gateway: Start, tmp_path: Path) -> tuple[Path, Turns]:
+async def written(
+    engine: ScriptedEngine, start_gateway: Start, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
+) -> tuple[Path, Turns]:
     """A store of nine sessions, and its turns by id. The calls of every third session go on from each other."""
-    store = tmp_path / "written"
-    gateway = await start_gateway(engine, store_dir=str(store))
+    if not WRITTEN:
+        store = tmp_path_factory.mktemp("written") / "store"
+        WRITTEN.append((store, await write(await start_gateway(engine, store_dir=str(store)))))
+    store, turns = WRITTEN[0]
+    return Path(shutil.copytree(store, tmp_path / "written")), turns
+
+
+async def write(gateway: Gateway) -> Turns:
     client = GatewayClient(gateway.url)
     ids = [new_session_id() for _ in range(9)]
     sessions = await client.create_sessions_async(ids)
@@ -45,7 +56,7 @@ async def written(engine: ScriptedEngine, start_gateway: Start, tmp_path: Path) 
     await gateway.stop()
     turns = {t.turn_id: (t.prompt_ids, t.completion_ids) for c in found.values() for t in c.turns}
     assert len(turns) == 54
-    return store, turns
+    return turns
 
 
 def contents(folder: Path) -> dict[Path, bytes]:
