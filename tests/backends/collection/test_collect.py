@@ -113,63 +113,42 @@ def raised(cause: str, failure: str | None = None, **fields: Any) -> dict[str, A
 LOST_IN_AGENT = raised("infrastructure", rewards=1.0)
 
 
+def ended(record: Any = None, failure: BaseException | None = None, turns: Sequence[Turn] = (turn(),)) -> Episode:
+    return Episode(input_id="a", turns=list(turns), record=record, failure=failure)
+
+
+AGENT, POLICY, OURS = Cause.AGENT, Cause.POLICY, Cause.INFRASTRUCTURE
+
+
 @pytest.mark.parametrize(
-    ("episode", "outcome", "reason", "error"),
+    ("episode", "outcome", "reason", "error", "cause", "score"),
     [
-        (Episode(input_id="a", turns=[turn()], record=RECORD_ERROR), "agent_error", "outcome", AgentError),
-        (Episode(input_id="a", turns=[turn()], record=LOST_IN_AGENT), "lost", "outcome", RolloutLostError),
-        (
-            Episode(input_id="a", turns=[turn()], record=raised("policy", "turns")),
-            "agent_error",
-            "policy_failure",
-            AgentError,
-        ),
-        (
-            Episode(input_id="a", turns=[turn()], record=raised("policy", "turns", rewards="x")),
-            "agent_error",
-            "policy_failure",
-            AgentError,
-        ),
-        (
-            Episode(input_id="a", record=raised("policy", "context", rewards=0.0)),
-            "agent_error",
-            "no_tokens",
-            AgentError,
-        ),
-        (Episode(input_id="a", turns=[turn()], failure=RolloutLostError("gone")), "lost", "outcome", RolloutLostError),
-        (Episode(input_id="a", failure=RolloutThrottledError("429")), "throttled", "outcome", RolloutThrottledError),
-        (Episode(input_id="a", failure=OSError("no route")), "lost", "outcome", RolloutLostError),
-        (Episode(input_id="a", turns=[turn()], record={}), "invalid", "no_reward", InvalidResultError),
-        (Episode(input_id="a", turns=[turn()], record={"rewards": "x"}), "invalid", "no_reward", InvalidResultError),
-        (
-            Episode(input_id="a", turns=[turn()], record={"rewards": math.nan}),
-            "invalid",
-            "no_reward",
-            InvalidResultError,
-        ),
-        (
-            Episode(input_id="a", turns=[turn()], record={"rewards": [10**400, 1.0]}),
-            "invalid",
-            "no_reward",
-            InvalidResultError,
-        ),
-        (Episode(input_id="a", record={"rewards": 1.0}), "invalid", "no_tokens", InvalidResultError),
-        (
-            Episode(input_id="a", turns=[turn(trainable=False)], record={"rewards": 1.0}),
-            "invalid",
-            "no_tokens",
-            InvalidResultError,
-        ),
+        (ended(RECORD_ERROR), "agent_error", "outcome", AgentError, AGENT, 0.0),
+        (ended(LOST_IN_AGENT), "lost", "outcome", RolloutLostError, OURS, None),
+        (ended(raised("policy", "turns")), "agent_error", "policy_failure", AgentError, POLICY, 0.0),
+        (ended(raised("policy", "turns", rewards="x")), "agent_error", "policy_failure", AgentError, POLICY, 0.0),
+        (ended(raised("policy", "context", rewards=0.0), turns=()), "agent_error", "no_tokens", AgentError, POLICY, 0.0),
+        (ended(failure=RolloutLostError("gone")), "lost", "outcome", RolloutLostError, OURS, None),
+        (ended(failure=RolloutThrottledError("429")), "throttled", "outcome", RolloutThrottledError, OURS, None),
+        (ended(failure=OSError("no route")), "lost", "outcome", RolloutLostError, OURS, None),
+        (ended(failure=ConfigError("wrong bucket")), "lost", "outcome", RolloutLostError, OURS, None),
+        (ended(failure=InvalidResultError("not JSON")), "invalid", "outcome", InvalidResultError, AGENT, 0.0),
+        (ended(failure=InvalidResultError("?", cause="infrastructure")), "invalid", "outcome", InvalidResultError, OURS, None),
+        (ended({}), "invalid", "no_reward", InvalidResultError, AGENT, None),
+        (ended({"rewards": "x"}), "invalid", "no_reward", InvalidResultError, AGENT, None),
+        (ended({"rewards": math.nan}), "invalid", "no_reward", InvalidResultError, AGENT, None),
+        (ended({"rewards": [10**400, 1.0]}), "invalid", "no_reward", InvalidResultError, AGENT, None),
+        (ended({"rewards": 1.0}, turns=()), "invalid", "no_tokens", InvalidResultError, OURS, None),
+        (ended({"rewards": 1.0}, turns=[turn(trainable=False)]), "invalid", "no_tokens", InvalidResultError, OURS, None),
     ],
-)
-async def test_a_failure_is_kept_as_data_and_masked(
-    episode: Episode, outcome: str, reason: str, error: type[BaseException]
+)  # fmt: skip
+async def test_a_failure_is_masked_and_has_a_cause_and_the_infrastructures_is_never_scored(
+    episode: Episode, outcome: str, reason: str, error: type[BaseException], cause: Cause, score: float | None
 ) -> None:
     rollout = await one(episode)
-    assert rollout.outcome == outcome
-    assert rollout.mask_reason == reason
+    assert (rollout.outcome, rollout.mask_reason, rollout.usable) == (outcome, reason, False)
     assert isinstance(rollout.error, error)
-    assert not rollout.usable
+    assert (rollout.cause, rollout.score) == (cause, score)
 
 
 async def test_what_the_policy_failed_at_is_trained_with_the_reward_that_its_agent_declares() -> None:
@@ -186,32 +165,6 @@ async def test_what_the_policy_failed_at_is_trained_with_the_reward_that_its_age
     assert rollout.trajectory.report.trained_tokens == 2
     masked = await one(cut, config=CollectConfig(policy_failures="mask"))
     assert (masked.usable, masked.mask_reason, masked.score) == (False, "policy_failure", 0.0)
-
-
-@pytest.mark.parametrize(
-    ("episode", "cause", "score"),
-    [
-        (good(0.5), None, 0.5),
-        (Episode(input_id="a", turns=[turn()], record=raised("policy", "turns")), Cause.POLICY, 0.0),
-        (Episode(input_id="a", turns=[turn()], record=RECORD_ERROR), Cause.AGENT, 0.0),
-        (Episode(input_id="a", turns=[turn()], record=LOST_IN_AGENT), Cause.INFRASTRUCTURE, None),
-        (Episode(input_id="a", turns=[turn()], failure=RolloutLostError("gone")), Cause.INFRASTRUCTURE, None),
-        (Episode(input_id="a", failure=ConfigError("wrong bucket")), Cause.INFRASTRUCTURE, None),
-        (Episode(input_id="a", failure=InvalidResultError("not JSON")), Cause.AGENT, 0.0),
-        (
-            Episode(input_id="a", failure=InvalidResultError("forged", cause="infrastructure")),
-            Cause.INFRASTRUCTURE,
-            None,
-        ),
-        (Episode(input_id="a", turns=[turn()], record={}), Cause.AGENT, None),
-        (Episode(input_id="a", record={"rewards": 1.0}), Cause.INFRASTRUCTURE, None),
-    ],
-)
-async def test_every_failure_has_a_cause_and_the_infrastructures_is_never_scored(
-    episode: Episode, cause: Cause | None, score: float | None
-) -> None:
-    rollout = await one(episode)
-    assert (rollout.cause, rollout.score) == (cause, score)
 
 
 async def test_a_metric_beyond_floats_is_left_out() -> None:

@@ -44,24 +44,14 @@ def test_a_resumed_run_forgets_what_it_repeats_and_keeps_the_evaluation_of_its_c
     with open_recording(tmp_path, {}) as recording:
         for n, (phase, step) in enumerate([("train", 0), ("train", 1), ("eval", 2), ("train", 2), ("after", 3)]):
             recording.run.rollout(Rollout(session_id=str(n), phase=phase, step=step, group="g", outcome="ok"))
-            if phase != "train":
-                recording.run.event(
-                    "evaluated", {"when": "after" if phase == "after" else f"step-{step}", "version": step}
-                )
+            when = "after" if phase == "after" else f"step-{step}"
+            facts = {"step": step} if phase == "train" else {"when": when, "version": step}
+            recording.run.event("step" if phase == "train" else "evaluated", facts)
         recording.resumed(done, steps)
     with RunReader(tmp_path) as run:
         assert sorted(f"{row['phase']} {row['step']}" for row in run.rollouts()) == left
-        evaluations = [e["when"].replace("step-", "eval ") for e in run.metrics() if e["event"] == "evaluated"]
-        assert evaluations == [name for name in left if name.startswith("eval")]
-
-
-def test_a_run_that_was_killed_after_its_last_evaluation_has_it_once(tmp_path: Path) -> None:
-    with open_recording(tmp_path, {}) as recording:
-        recording.run.event("step", {"step": 2})
-        recording.run.event("evaluated", {"when": "after", "version": 3})
-        recording.resumed(3, 3)  # repeats the evaluation
-    with RunReader(tmp_path) as run:
-        assert [event["event"] for event in run.metrics()] == ["step"]
+        events = [e["when"] if "when" in e else f"train {e['step']}" for e in run.metrics()]
+        assert sorted(name.replace("step-", "eval ") for name in events) == left
 
 
 def test_a_resumed_run_keeps_its_metrics_if_the_disk_is_full(tmp_path: Path) -> None:

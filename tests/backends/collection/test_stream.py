@@ -288,12 +288,7 @@ async def test_a_batch_is_taken_as_it_is_when_enough_groups_were_replaced() -> N
         assert positions(await stream.take_async()) == [8, 9]
 
 
-async def test_groups_without_spread_are_kept_by_default() -> None:
-    async with World(reward=lambda position, k: 0.0).stream(staleness=0) as stream:
-        assert positions(await stream.take_async()) == [0, 1]
-
-
-@pytest.mark.parametrize(("factor", "batch", "replaced"), [(1.4, 5, 2), (1.15, 20, 3), (1.25, 3, 0)])
+@pytest.mark.parametrize(("factor", "batch", "replaced"), [(1.0, 2, 0), (1.4, 5, 2), (1.15, 20, 3), (1.25, 3, 0)])
 async def test_the_factor_of_replacements_is_exact(factor: float, batch: int, replaced: int) -> None:
     world = World(reward=lambda position, k: 0.0)
     async with world.stream(staleness=0, batch=batch, replace_up_to=factor) as stream:

@@ -51,11 +51,6 @@ def test_logprobs_of_context_do_not_matter_however_far_off_they_are(model: Local
     assert metrics[0] == metrics[1]
 
 
-def test_an_unknown_loss_is_refused(model: LocalModel) -> None:
-    with pytest.raises(ConfigError, match="dro"):
-        model.forward_backward("run", [datum()], Loss(name="dro"))
-
-
 def test_sampler_and_trainer_agree_at_a_temperature(model: LocalModel) -> None:
     model.create("warm", temperature=0.7)
     [done] = model.sample(None, PROMPT, 1, {"temperature": 0.7, "max_tokens": 24, "seed": 1})
@@ -131,6 +126,7 @@ def test_later_steps_do_not_change_a_saved_state(model: LocalModel) -> None:
         assert moments() == saved
 
 
-def test_an_unknown_option_is_refused(model: LocalModel) -> None:
-    with pytest.raises(ConfigError, match="clip_hihg_threshold"):
-        model.forward_backward("run", [datum()], Loss(options={"clip_hihg_threshold": 1.3}))
+@pytest.mark.parametrize("loss", [Loss(name="dro"), Loss(options={"clip_hihg_threshold": 1.3})])
+def test_an_unknown_loss_or_option_is_refused(model: LocalModel, loss: Loss) -> None:
+    with pytest.raises(ConfigError, match=r"dro|clip_hihg_threshold"):
+        model.forward_backward("run", [datum()], loss)
