@@ -215,19 +215,10 @@ def test_a_job_is_stopped_and_keeps_its_weights(service: Service) -> None:
     assert "OutputModelPackageArn" in output or found["SecondaryStatusTransitions"][-3]["Status"] != "Training"
 
 
-@pytest.mark.parametrize(
-    "parameters",
-    [
-        {"temperature": "0"},
-        {"advantage_method": "group_based_per_turn"},
-        {"loss_fn": "dpo"},
-    ],
-)
-def test_parameters_that_the_api_refuses_or_that_mean_nothing_here(
-    service: Service, parameters: dict[str, str]
-) -> None:
-    with pytest.raises(ClientError, match=f"ValidationException.*HyperParameters.*({next(iter(parameters))}|)"):
-        service.create(**parameters)
+def test_parameters_that_the_api_refuses_or_that_mean_nothing_here(service: Service) -> None:
+    for name, value in (("temperature", "0"), ("advantage_method", "group_based_per_turn"), ("loss_fn", "dpo")):
+        with pytest.raises(ClientError, match=r"ValidationException.*HyperParameters"):
+            service.create(**{name: value})
 
 
 @pytest.mark.parametrize(

@@ -295,25 +295,23 @@ def test_a_session_is_stopped_once(serve: Serve) -> None:
 SAMPLE = {"prompt": model_input(PROMPT), "numSamples": 1, "samplingParams": {"maxTokens": 512}}
 
 
-@pytest.mark.parametrize(
-    ("config", "match"),
-    [
-        ({"optimizerStep": {"adamParamsConfig": {"learningRate": -0.1}}}, "learningRate"),
-        ({**STEP, "saveState": {}}, "tagged union"),
-        ({"sample": {**SAMPLE, "samplingParams": {"maxTokens": 511}}}, "maxTokens"),
-        ({"computeLogprobs": {"prompt": {"chunks": [{"tokens": ["1"], "type": "encoded_text"}]}}}, "tokens"),
-    ],
-)
-def test_requests_beyond_the_limits_are_refused_and_use_no_number(
-    serve: Serve, config: dict[str, Any], match: str
-) -> None:
+BEYOND: list[tuple[dict[str, Any], str]] = [
+    ({"optimizerStep": {"adamParamsConfig": {"learningRate": -0.1}}}, "learningRate"),
+    ({**STEP, "saveState": {}}, "tagged union"),
+    ({"sample": {**SAMPLE, "samplingParams": {"maxTokens": 511}}}, "maxTokens"),
+    ({"computeLogprobs": {"prompt": {"chunks": [{"tokens": ["1"], "type": "encoded_text"}]}}}, "tokens"),
+]
+
+
+def test_requests_beyond_the_limits_are_refused_and_use_no_number(serve: Serve) -> None:
     clients = serve()
     name = {"trainingSessionName": clients.session}
-    with refused("ValidationException", match):
-        if config.keys() & {"sample", "computeLogprobs"}:
-            clients.unchecked.execute_sampling_operation(**name, operationConfig=config)
-        else:
-            clients.unchecked.execute_training_operation(**name, sequenceNumber=1, operationConfig=config)
+    for config, match in BEYOND:
+        with refused("ValidationException", match):
+            if config.keys() & {"sample", "computeLogprobs"}:
+                clients.unchecked.execute_sampling_operation(**name, operationConfig=config)
+            else:
+                clients.unchecked.execute_training_operation(**name, sequenceNumber=1, operationConfig=config)
     clients.train(STEP)
 
 
