@@ -32,8 +32,7 @@ except KeyboardInterrupt:
 """
 
 
-@pytest.mark.parametrize("work", ["loop", "thread"])
-@pytest.mark.parametrize("ctrl_c", ["ignored", "usual"])
+@pytest.mark.parametrize(("ctrl_c", "work"), [("ignored", "loop"), ("usual", "thread")])
 def test_sigterm_ends_a_command_as_ctrl_c_does(ctrl_c: str, work: str) -> None:
     command = [sys.executable, "-c", BLOCK, ctrl_c, work]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:

@@ -56,10 +56,7 @@ def speaks_anthropic(text: str) -> Any:
 
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=[] if name in ("plain", "strands_math_agent") else [pytest.mark.nightly])
-        for name in (*FRAMEWORKS, *MATH)
-    ],
+    [pytest.param(name, marks=[] if name == "plain" else [pytest.mark.nightly]) for name in (*FRAMEWORKS, *MATH)],
 )
 def test_one_process_answers_production_calls_and_rollouts(
     name: str, tmp_path: Path, start_agent: Any, make_environment: Any

@@ -61,10 +61,12 @@ def subclass_of_unexpected(name: str) -> BaseException:
     return type(name, (broader,), {"__module__": "pydantic_ai.exceptions"})("boom")
 
 
+CLIENT = openai.OpenAI(api_key="none", base_url="http://gateway/v1")
+
+
 def status_error(status: int, body: dict[str, Any] | None = None) -> openai.APIStatusError:
     response = httpx.Response(status, json={"error": body or {}}, request=httpx.Request("POST", "http://gateway/v1"))
-    client = openai.OpenAI(api_key="none", base_url="http://gateway/v1")
-    return client._make_status_error_from_response(response)
+    return CLIENT._make_status_error_from_response(response)
 
 
 def chained(outer: BaseException, inner: BaseException) -> BaseException:

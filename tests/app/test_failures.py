@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from agentcore_rl_toolkit.contract import Outcome, record_outcome
+from agentcore_rl_toolkit.proof import Proof, check
 from serving import wait_for as until
 
 AGENT = """
@@ -30,11 +31,6 @@ async def run(payload):
     await asyncio.sleep(payload.get("s", 0))
     return {"rewards": 1.0}
 """
-
-
-@pytest.fixture(scope="module")
-def blocking_async_agent(start_shared_agent: Any) -> Any:
-    return start_shared_agent(ASYNC_AGENT.replace("await asyncio.sleep", "time.sleep"))
 
 
 @pytest.fixture(scope="module")
@@ -162,9 +158,10 @@ def alive(path: Path) -> Path:
 )
 def test_sigterm_leaves_an_interrupted_record(start_agent: Any, source: str) -> None:
     agent = start_agent(source)
-    path, _ = agent.rollout({"s": 600})
+    path, reply = agent.rollout({"s": 600}, proof_key="5ec7e7" * 10)
     until(alive(path).exists)
     assert agent.terminate(60) in (0, -signal.SIGTERM)
+    assert check(path.read_bytes(), reply["result_key"], "5ec7e7" * 10) is Proof.PROVEN
     record = json.loads(path.read_text())
     assert record["status_code"] == 500
     assert record["stop_reason"].startswith("interrupted: ")
@@ -197,8 +194,22 @@ def test_the_users_own_lifespan_runs_and_sees_the_interrupted_record_stored(star
     assert json.loads(path.read_text())["error_type"] == "Interrupted"
 
 
-def test_sigkill_leaves_a_heartbeat_that_goes_stale(start_agent: Any) -> None:
-    agent = start_agent(AGENT)
+def test_the_heartbeat_is_renewed_while_the_agent_blocks_and_goes_with_the_record_or_stale_at_sigkill(
+    start_agent: Any,
+) -> None:
+    agent = start_agent(ASYNC_AGENT.replace("await asyncio.sleep", "time.sleep"))
+    path, _ = agent.rollout({"s": 1.5}, heartbeat_s=0.2)
+    until(alive(path).exists)
+    beats = set()
+    while not path.exists():
+        try:
+            beats.add(alive(path).stat().st_mtime_ns)
+        except FileNotFoundError:
+            break
+        time.sleep(0.02)
+    assert len(beats) >= 4
+    agent.record(path)
+    until(lambda: not alive(path).exists())
     path, reply = agent.rollout({"s": 600}, heartbeat_s=0.2)
     assert reply["heartbeat_s"] == 0.2
     until(alive(path).exists)
@@ -212,22 +223,6 @@ def test_sigkill_leaves_a_heartbeat_that_goes_stale(start_agent: Any) -> None:
     assert sign["session_id"] == path.stem
     assert (sign["attempt"], sign["period_s"]) == (1, 0.2)
     assert sign["started_s"] <= sign["beat_s"] <= time.time()
-
-
-def test_the_heartbeat_is_renewed_while_the_agent_blocks_and_goes_with_the_record(blocking_async_agent: Any) -> None:
-    agent = blocking_async_agent
-    path, _ = agent.rollout({"s": 2.5}, heartbeat_s=0.2)
-    until(alive(path).exists)
-    beats = set()
-    while not path.exists():
-        try:
-            beats.add(alive(path).stat().st_mtime_ns)
-        except FileNotFoundError:
-            break
-        time.sleep(0.02)
-    assert len(beats) >= 4
-    agent.record(path)
-    until(lambda: not alive(path).exists())
 
 
 def test_an_outage_of_the_store_delays_the_record_and_the_heart_beats_on(s3_agent: Any, faulty_s3: Any) -> None:

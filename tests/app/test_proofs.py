@@ -59,14 +59,6 @@ def test_the_agents_own_fields_stay_and_its_code_does_not_see_the_secret(agent: 
     assert SECRET not in agent.log
 
 
-def test_an_interrupted_record_is_proven(start_agent: Any) -> None:
-    agent = start_agent(AGENT)
-    path, reply = agent.rollout({"do": "wait", "flag": "/nowhere/at/all"}, proof_key=SECRET)
-    agent.terminate()
-    assert agent.record(path)["error_type"] == "Interrupted"
-    assert check(path.read_bytes(), reply["result_key"], SECRET) is Proof.PROVEN
-
-
 def test_a_record_that_the_session_did_not_write_is_replaced(agent: Any, tmp_path: Path) -> None:
     flag = tmp_path / "flag"
     path, reply = agent.rollout({"do": "wait", "flag": str(flag)}, proof_key=SECRET)

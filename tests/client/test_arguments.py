@@ -83,30 +83,26 @@ def test_an_id_that_is_too_long_for_a_file_is_refused_before_the_invoke(
 
 
 WITHOUT = """
-import json, sys
+import boto3, json, os, sys
 from agentcore_rl_toolkit.client import RolloutClient
-client = RolloutClient(sys.argv[1], sys.argv[2], "exp", endpoint_url=sys.argv[3])
-item, = client.map([{}], timeout=30)
-print(json.dumps([item.outcome, item.error]))
+for half in ({}, {"AWS_ACCESS_KEY_ID": "half"}):
+    os.environ |= half
+    boto3.DEFAULT_SESSION = None
+    with RolloutClient(sys.argv[1], sys.argv[2], "exp", endpoint_url=sys.argv[3]) as client:
+        item, = client.map([{}], timeout=30)
+        print(json.dumps([item.outcome, item.error]))
 """
 
 
-def outcome_with(runtime: ScriptedRuntime, tmp_path: Path, **env: str) -> tuple[str, str]:
-    """How a rollout ends in a process with nothing of AWS but this in its environment."""
-    bare = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "AWS_EC2_METADATA_DISABLED": "true", **env}
+def test_missing_credentials_say_what_to_export(runtime: ScriptedRuntime, tmp_path: Path) -> None:
+    bare = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "AWS_EC2_METADATA_DISABLED": "true"}
     command = [sys.executable, "-c", WITHOUT, runtime.arn, f"file://{tmp_path}/store", runtime.url]
     done = subprocess.run(command, env=bare, capture_output=True, text=True, timeout=300, check=True)
-    outcome, error = json.loads(done.stdout)
     assert "Traceback" not in done.stderr
-    return outcome, error
-
-
-def test_missing_credentials_say_what_to_export(runtime: ScriptedRuntime, tmp_path: Path) -> None:
-    outcome, error = outcome_with(runtime, tmp_path)
-    assert outcome == Outcome.INVALID
-    assert error.startswith("no credentials: export AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
-    outcome, error = outcome_with(runtime, tmp_path, AWS_ACCESS_KEY_ID="half")
-    assert error.startswith("no credentials: export")
+    for outcome, error in map(json.loads, done.stdout.splitlines()):
+        assert outcome == Outcome.INVALID
+        assert error.startswith("no credentials: export AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
+    assert len(done.stdout.splitlines()) == 2
 
 
 def test_the_environments_endpoint_is_used(monkeypatch: pytest.MonkeyPatch) -> None:

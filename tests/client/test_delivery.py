@@ -91,11 +91,11 @@ def test_an_agent_that_may_run_twice_is_not_asked_again_where_its_session_exists
 def test_a_batch_loses_none_of_its_rollouts_to_passing_errors(
     make_client: MakeClient, runtime: ScriptedRuntime
 ) -> None:
-    runtime.faults.extend([None, "500", None, "503", "500_after"] * 5)
+    runtime.faults.extend([None, "500", None, "503", "500_after"] * 2)
     client = make_client(deadlines=QUICK)
-    items = client.map([script(run_s=0.1, result={"n": n}) for n in range(30)], 8, timeout=60)
-    assert [item.outcome for item in items] == [Outcome.OK] * 30
-    assert [item.attempt for item in items] == [1] * 30
+    items = client.map([script(run_s=0.1, result={"n": n}) for n in range(12)], 8, timeout=60)
+    assert [item.outcome for item in items] == [Outcome.OK] * 12
+    assert [item.attempt for item in items] == [1] * 12
     assert all(session.runs == 1 for session in runtime.sessions.values())
     client.flush()
     assert runtime.live == []

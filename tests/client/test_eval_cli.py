@@ -71,7 +71,8 @@ def test_local_agent_is_scored_and_a_run_that_goes_on_starts_nothing_again(
     with (folder / "data.jsonl").open("a") as rows:
         rows.write('\n{"id": "p8", "answer": null}\n{"id": "p9", "answer": 4}')
     options = ("--agent", "agent.py", *COLD, "--concurrency", "4", "--for-training", "--limit", "9")
-    done = run(folder, *options)
+    monkeypatch.chdir(folder)
+    done = command_line("eval", *words(options))
     assert done.returncode == 1, done.stderr
     assert f"reward {6 / 9:.4f}" in done.stdout
     assert "1 agent_error, 8 ok" in done.stdout
@@ -90,12 +91,11 @@ def test_local_agent_is_scored_and_a_run_that_goes_on_starts_nothing_again(
         assert {step["phase"]: step["rollouts"] for step in kept.steps()} == {"train": 9}
         durations = {row["session_id"]: (row["elapsed_s"], row["ended_s"]) for row in kept.rollouts()}
         assert [row["error"].split(":")[0] for row in kept.rollouts(Query(outcome="agent_error"))] == ["KeyError"]
-    monkeypatch.chdir(folder)
     named = command_line("eval", *words((*options, "--out", "runs/eval-data")))
     assert named.returncode == 2
     assert "--resume" in named.stderr
     sessions = {json.loads(line)["session_id"] for line in (out / "results.jsonl").read_text().splitlines()}
-    resumed = run(folder, *options, "--resume")
+    resumed = command_line("eval", *words((*options, "--resume")))
     assert resumed.returncode == 1, resumed.stderr
     results = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
     assert sessions == {result["session_id"] for result in results}

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import resource
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -85,49 +83,39 @@ def test_a_ledger_torn_at_any_byte_keeps_the_lines_before_and_after(tmp_path: Pa
         torn.close()
 
 
-def test_second_process_is_refused_while_the_first_lives(tmp_path: Path) -> None:
-    path = tmp_path / "l.jsonl"
-    ledger = FileLedger(path)
-    ledger.open()
-    code = (
-        "import sys\n"
-        "from agentcore_rl_toolkit.client.ledger import FileLedger\n"
-        "from agentcore_rl_toolkit.errors import ConfigError\n"
-        "try:\n    FileLedger(sys.argv[1]).open()\n"
-        "except ConfigError as e:\n    print('refused', e)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, timeout=300)
-    assert "refused" in done.stdout, done.stderr
-    other = FileLedger(path)
-    with pytest.raises(ConfigError):
-        other.open()
-    ledger.close()
-    assert other.open() == []
-    other.close()
-
-
-def test_a_forked_child_does_not_keep_the_ledger_of_its_parent(tmp_path: Path) -> None:
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_others_are_refused_while_the_owner_has_it_open_and_its_forked_child_does_not_keep_it(tmp_path: Path) -> None:
     ledger = FileLedger(tmp_path / "ledger.jsonl")
     ledger.open()
-    go, end = os.pipe()
+
+    def is_refused() -> bool:
+        try:
+            FileLedger(ledger.path).open()
+        except ConfigError as e:
+            return "in use" in str(e)
+        return False
+
+    assert is_refused()
+    (ready, tell_ready), (go, tell_go) = os.pipe(), os.pipe()
     child = os.fork()
     if not child:
-        os.close(end)
+        os.close(tell_go)
         ledger.append({**INTENT, "session_id": "of the child"})
+        os.write(tell_ready, b"y" if is_refused() else b"n")
         os.read(go, 1)
         os._exit(0)
     try:
-        with pytest.raises(ConfigError, match="in use"):
-            FileLedger(ledger.path).open()
+        assert os.read(ready, 1) == b"y"
         ledger.append(INTENT)
         ledger.close()
         other = FileLedger(ledger.path)
         assert other.open() == [INTENT]
         other.close()
     finally:
-        os.close(end)
+        os.close(tell_go)
         os.waitpid(child, 0)
-        os.close(go)
+        for fd in (ready, tell_ready, go):
+            os.close(fd)
 
 
 def test_ledger_that_cannot_be_written_harms_no_rollout(

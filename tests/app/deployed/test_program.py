@@ -291,7 +291,7 @@ async def test_a_call_that_is_cut_ends_at_the_gateway_and_the_next_ones_are_answ
 
 
 async def test_a_relay_carries_many_calls_at_once(chat: str) -> None:
-    calls = 60
+    calls = 24
     together = asyncio.Barrier(calls)  # of the gateway's loop, on which it is first used
 
     async def gateway(scope: Any, receive: Any, send: Any) -> None:

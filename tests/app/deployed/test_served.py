@@ -35,9 +35,7 @@ def ask(payload):
     if payload.get("fail") == "exit":
         sys.exit("a tool of the agent ended")
     if payload.get("fail") == "policy":
-        from strands.types.exceptions import MaxTokensReachedException
-
-        raise MaxTokensReachedException("cut")
+        raise type("MaxTokensReachedException", (Exception,), {"__module__": "strands.types.exceptions"})("cut")
     while payload.get("wait") and not os.path.exists(payload["wait"]):
         time.sleep(0.02)
     return {"payload": payload, "environment": dict(os.environ)}
@@ -318,36 +316,42 @@ def test_an_agent_that_calls_exit_fails_its_rollout_and_the_next_one_runs(
 @pytest.mark.parametrize(
     "options",
     [
-        {"app": "make", "factory": True},
         {"app": "make"},
         {"app": "agent:make", "factory": True, "workers": 2, "reload": True},
-        {"app": "by_wsgi", "interface": "wsgi"},
     ],
 )
 def test_no_way_of_serving_gives_the_agent_its_rollout(
     start: Start, options: dict[str, Any], model: tuple[str, list[Asked]]
 ) -> None:
-    agent = start(ASGI, env={"UVICORN": json.dumps(options)})
+    check_rollout(start(ASGI, env={"UVICORN": json.dumps(options)}), model)
+
+
+def check_rollout(agent: Agent, model: tuple[str, list[Asked]]) -> None:
     row = {"prompt": "x", "url": "https://api.openai.com/v1/chat/completions"}
     record = agent.run(row, base_url=model[0], api_key=KEY, proof_key=PROOF)
     assert record["_answer"]["payload"] == row
     assert record["_calls"]["gateway"] == len(model[1]) == 1
 
 
-def test_a_process_serves_one_rollout_or_production_calls_and_never_mixes_their_model_calls(
+def test_a_process_serves_one_rollout_or_production_calls_and_ends_with_a_record_at_sigterm(
     start: Start, model: tuple[str, list[Asked]], tmp_path: Path
 ) -> None:
-    agent = start(SYNC, env={"AGENTCORE_RL_MODEL_HOSTS": "127.0.0.1"})
+    """The first rollout of a process opens its store, which takes a while here."""
+    (tmp_path / "sitecustomize.py").write_text(SLOW_STORE)
+    env = {"AGENTCORE_RL_MODEL_HOSTS": "127.0.0.1", "AGENTCORE_RL_ALLOWED_BASE_URLS": model[0]}
+    agent = start(SYNC, env={**env, "PYTHONPATH": str(tmp_path)})
     block = {"exp_id": "e", "input_id": "i", "s3_bucket": agent.store_url, "base_url": model[0], "api_key": KEY}
     own_calls: list[Asked] = []
     with answering(lambda asked: own_calls.append(asked) or (200, {})) as own, ThreadPoolExecutor() as threads:
         row = {"url": f"{own}/v1/chat/completions"}
         waits = {**row, "wait": str(tmp_path / "go")}
-        path, _ = agent.rollout(waits, session=new_session(), base_url=model[0], api_key=KEY)
+        rollout = threads.submit(agent.rollout, waits, session=new_session(), base_url=model[0], api_key=KEY)
+        wait_for(lambda: "the store is opened" in agent.log)
+        assert agent.invoke(row)[0] == 503
         wait_for(lambda: len(model[1]) == 1)
         assert agent.invoke(row)[0] == 503
         (tmp_path / "go").touch()
-        assert agent.record(path)["_calls"] == {"gateway": 1, "elsewhere": {}}
+        assert agent.record(rollout.result()[0])["_calls"] == {"gateway": 1, "elsewhere": {}}
         wait_for(lambda: agent.ping() == "Healthy")
         production = threads.submit(agent.invoke, {"wait": str(tmp_path / "again"), **row})
         wait_for(lambda: len(own_calls) == 1)
@@ -355,29 +359,22 @@ def test_a_process_serves_one_rollout_or_production_calls_and_never_mixes_their_
         (tmp_path / "again").touch()
         assert production.result()[0] == 200
     assert len(model[1]) == 1
+    status, reply = agent.invoke({"_rollout": {**block, "base_url": "https://evil.example/v1"}})
+    assert (status, "may not call" in reply["error"]) == (500, True)
+    check_end(agent, tmp_path)
 
 
-def test_a_production_call_that_arrives_together_with_a_rollout_is_refused(
+def test_an_agent_of_wsgi_takes_rollouts_and_ends_with_a_record_at_sigterm(
     start: Start, model: tuple[str, list[Asked]], tmp_path: Path
 ) -> None:
-    """The first rollout of a process opens its store, which takes a while."""
-    (tmp_path / "sitecustomize.py").write_text(SLOW_STORE)
-    agent = start(SYNC, env={"AGENTCORE_RL_MODEL_HOSTS": "127.0.0.1", "PYTHONPATH": str(tmp_path)})
-    with answering(lambda _: (200, {})) as own, ThreadPoolExecutor() as threads:
-        row = {"url": f"{own}/v1/chat/completions"}
-        rollout = threads.submit(agent.rollout, row, session=new_session(), base_url=model[0], api_key=KEY)
-        wait_for(lambda: "the store is opened" in agent.log)
-        assert agent.invoke(row)[0] == 503
-        assert agent.record(rollout.result()[0])["_calls"]["gateway"] == 1
-    assert len(model[1]) == 1
-
-
-@pytest.mark.parametrize(("source", "options"), [(SYNC, {}), (ASGI, {"app": "by_wsgi", "interface": "wsgi"})])
-def test_a_rollout_keeps_the_session_busy_and_ends_with_a_record_at_sigterm(
-    start: Start, tmp_path: Path, source: str, options: dict[str, str]
-) -> None:
-    agent = start(source, env={"UVICORN": json.dumps(options)})
+    agent = start(ASGI, env={"UVICORN": json.dumps({"app": "by_wsgi", "interface": "wsgi"})})
     assert agent.ping() == "Healthy"
+    check_rollout(agent, model)
+    check_end(agent, tmp_path)
+
+
+def check_end(agent: Agent, tmp_path: Path) -> None:
+    wait_for(lambda: agent.ping() == "Healthy")
     path, _ = agent.rollout({"wait": str(tmp_path / "never")}, session=new_session(), heartbeat_s=0.2)
     wait_for(lambda: agent.ping() == "HealthyBusy")
     agent.process.send_signal(signal.SIGTERM)
@@ -432,11 +429,3 @@ def test_a_production_call_that_looks_like_one_of_sagemaker_stays_one(agent: Age
     row = {"prompt": 'what is "_rollout"?', "metadata": job}
     status, reply = agent.invoke(row)
     assert (status, reply["payload"]) == (200, row)
-
-
-def test_an_address_outside_of_the_allowed_ones_is_refused(start: Start) -> None:
-    agent = start(SYNC, env={"AGENTCORE_RL_ALLOWED_BASE_URLS": "https://gateway.example"})
-    block = {"exp_id": "e", "input_id": "i", "s3_bucket": agent.store_url, "base_url": "https://evil.example/v1"}
-    status, reply = agent.invoke({"prompt": "x", "_rollout": block})
-    assert status == 500
-    assert "may not call" in reply["error"]
