@@ -142,7 +142,10 @@ class AgentCoreRLApp(BedrockAgentCoreApp):  # type: ignore[misc]  # the base cla
             ConfigError: For a generator function, an unusable reward or rule, and a function that reports its rewards to a job
                 itself.
         """
-        policy_reward, classes = check_policy_reward(on_policy_failure), _check_classes(policy_failures)
+        policy_reward = check_policy_reward(on_policy_failure)
+        classes = policy_failures if isinstance(policy_failures, tuple) else (policy_failures,)
+        if not all(isinstance(cls, type) and issubclass(cls, BaseException) for cls in classes):
+            raise ConfigError(f"policy_failures must be a tuple of exception classes, got {policy_failures!r}")
         rule = None if train is None else check_train(train)
         register = functools.partial(self._register, policy_reward=policy_reward, policy_failures=classes, train=rule)
         return register if func is None else register(func)
@@ -269,13 +272,6 @@ class AgentCoreRLApp(BedrockAgentCoreApp):  # type: ignore[misc]  # the base cla
                 restore()
 
         return with_shutdown
-
-
-def _check_classes(classes: Any) -> tuple[type[BaseException], ...]:
-    found = classes if isinstance(classes, tuple) else (classes,)
-    if not all(isinstance(cls, type) and issubclass(cls, BaseException) for cls in found):
-        raise ConfigError(f"policy_failures must be a tuple of exception classes, got {classes!r}")
-    return found
 
 
 def _takes_context(func: Callable[..., Any]) -> bool:

@@ -84,7 +84,10 @@ class Encoder:
         if isinstance(value, enum.Enum):
             return self._plain(value.value, path, depth)
         if isinstance(value, str):
-            return self._blanked(str(value))
+            text = str(value)
+            for secret in self._secrets:
+                text = text.replace(secret, REDACTED)
+            return text
         if isinstance(value, int):
             return int(value)
         if isinstance(value, (float, decimal.Decimal, fractions.Fraction)):
@@ -108,11 +111,6 @@ class Encoder:
         name = f"{type(value).__module__}.{type(value).__qualname__}"
         way = "await it" if inspect.isawaitable(value) else "return plain values instead"
         raise InvalidResultError(f"result[{path}] is a {name}, which has no JSON form; {way}")
-
-    def _blanked(self, text: str) -> str:
-        for secret in self._secrets:
-            text = text.replace(secret, REDACTED)
-        return text
 
     def _number(self, value: float, path: str) -> float | None:
         if math.isfinite(value):

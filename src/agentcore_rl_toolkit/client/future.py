@@ -226,11 +226,6 @@ class RolloutFuture:
         if not self._accepted.done():
             self._accepted.set_result(accepted)
 
-    def _resolve(self, verdict: Verdict) -> None:
-        """Hand out the verdict, on the client's thread."""
-        self._accept(False)
-        self._done.set_result(verdict)
-
     def _enter(self, stage: Stage) -> None:
         now_s = time.monotonic()
         self._spent_s[self.stage] = self._spent_s.get(self.stage, 0.0) + now_s - self._entered_s

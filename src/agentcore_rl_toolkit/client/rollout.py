@@ -124,7 +124,8 @@ class Rollout(RolloutFuture):
                 self.shared.ended(self, verdict, "finished")
             finally:
                 self.payload, self.config, self.errors = {}, {}, []  # the caller may keep the future for long
-                self._resolve(verdict)
+                self._accept(False)
+                self._done.set_result(verdict)
 
         self._task = asyncio.create_task(self._run())
         self._task.add_done_callback(ended)
