@@ -19,6 +19,7 @@ import datetime
 import email.utils
 import socket
 import ssl
+import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -151,15 +152,11 @@ def _skew_s(headers: Mapping[str, str]) -> float:
 
 def _in_handshake(error: BaseException) -> bool:
     """Return True if TLS failed before a request was sent. Libraries raise the same classes afterwards."""
-    for one in chained(error):
-        if isinstance(one, ssl.SSLCertVerificationError):
-            return True
-        trace = one.__traceback__
-        while trace is not None:
-            if trace.tb_frame.f_code.co_name == "do_handshake":
-                return True
-            trace = trace.tb_next
-    return False
+    return any(
+        isinstance(one, ssl.SSLCertVerificationError)
+        or any(frame.f_code.co_name == "do_handshake" for frame, _ in traceback.walk_tb(one.__traceback__))
+        for one in chained(error)
+    )
 
 
 def chained(error: BaseException) -> Iterator[BaseException]:

@@ -286,18 +286,6 @@ def test_a_row_that_its_owner_changes_afterwards_is_sent_as_it_was(
     assert sorted(session.payload["n"] for session in runtime.sessions.values()) == [*range(40)]
 
 
-def test_an_exception_with_fields_like_those_of_our_errors_is_one_items_failure(client: RolloutClient) -> None:
-    class OwnError(Exception):
-        outcome, failure, cause = "solved", 3, "mine"
-
-    def prepare(session_id: str, attempt: int) -> dict[str, Any]:
-        raise OwnError("no address")
-
-    (item,) = client.map(rows(1), prepare=prepare)
-    assert (item.outcome, item.cause, item.failure) == (Outcome.LOST, "infrastructure", None)
-    assert item.error == "OwnError: no address"
-
-
 def test_wrong_settings_end_a_batch_that_has_started_all_its_rollouts(
     client: RolloutClient, runtime: ScriptedRuntime
 ) -> None:
@@ -306,19 +294,6 @@ def test_wrong_settings_end_a_batch_that_has_started_all_its_rollouts(
         list(client.run_batch([{"script": {"cold_start_s": 3.0, "hang": True}}] * 3))
     client.flush()
     assert runtime.live == []
-
-
-class Mute(Exception):
-    def __str__(self) -> str:
-        raise ValueError("this exception has no text")
-
-
-def test_an_exception_without_a_text_is_an_item_like_others(client: RolloutClient) -> None:
-    def prepare(session_id: str, attempt: int) -> dict[str, Any]:
-        raise Mute
-
-    (item,) = client.run_batch(rows(1), prepare=prepare)
-    assert (item.outcome, item.error, type(item.exception)) == (Outcome.LOST, "Mute:", Mute)
 
 
 def test_a_progress_hook_that_raises_anything_else_is_logged(

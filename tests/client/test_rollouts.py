@@ -511,16 +511,36 @@ def test_prepare_gives_every_attempt_its_own_address(make_client: MakeClient, ru
     assert item.session_id in runtime.sessions[item.session_id].payload["_rollout"]["base_url"]
 
 
-@pytest.mark.parametrize("error", [KeyError("x"), SystemExit(3)], ids=repr)
+class OwnError(Exception):
+    """An exception with fields like those of our errors."""
+
+    outcome, failure, cause = "solved", 3, "mine"
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise ValueError("this exception has no text")
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (KeyError("x"), "KeyError: 'x'"),
+        (SystemExit(3), "SystemExit: 3"),
+        (OwnError("no address"), "OwnError: no address"),
+        (Mute(), "Mute:"),
+    ],
+    ids=["KeyError", "SystemExit", "OwnError", "Mute"],
+)
 def test_an_exception_of_prepare_is_the_end_of_its_rollout_only(
-    client: RolloutClient, runtime: ScriptedRuntime, error: BaseException
+    client: RolloutClient, runtime: ScriptedRuntime, error: BaseException, text: str
 ) -> None:
     def prepare(session_id: str, attempt: int) -> dict[str, Any]:
         raise error
 
     (item,) = client.run_batch([script()], prepare=prepare)
-    assert (item.outcome, runtime.runs) == (Outcome.LOST, 0)
-    assert type(error).__name__ in str(item.error)
+    assert (item.outcome, item.cause, item.failure, runtime.runs) == (Outcome.LOST, "infrastructure", None, 0)
+    assert text in str(item.error)
     assert client.submit(script()).result(60)
 
 
@@ -565,13 +585,17 @@ def test_one_record_is_the_result_of_one_rollout(client: RolloutClient, store_ur
     assert first.result(60)["rewards"] == 1.0
 
 
-def test_a_payload_too_deep_for_json_is_invalid(client: RolloutClient, runtime: ScriptedRuntime) -> None:
+def test_a_payload_that_is_not_json_or_too_deep_for_it_is_invalid(
+    client: RolloutClient, runtime: ScriptedRuntime
+) -> None:
     deep: list[Any] = []
     for _ in range(100_000):
         deep = [deep]
-    future = client.submit({"deep": deep})
-    assert isinstance(future.exception(60), ConfigError)
-    assert (future.outcome, runtime.requests["invoke"]) == (Outcome.INVALID, 0)
+    for value in (deep, object()):
+        future = client.submit({"x": value})
+        with pytest.raises(ConfigError, match="cannot be sent"):
+            future.result(60)
+        assert (future.outcome, runtime.requests["invoke"]) == (Outcome.INVALID, 0)
 
 
 # ---- arguments
@@ -595,11 +619,6 @@ def test_ids_of_the_published_package_are_sent_and_handed_back_as_they_are(
         assert future.result_key == f"exp/{input_id}/{future.session_id}.json"
         sent = runtime.sessions[future.session_id].payload["_rollout"]["input_id"]
         assert (sent, type(sent)) == (input_id, type(input_id))
-
-
-def test_payload_that_is_not_json_fails_that_rollout(client: RolloutClient) -> None:
-    with pytest.raises(ConfigError, match="cannot be sent"):
-        client.invoke({"x": object()})
 
 
 def test_caller_of_the_published_client_works_unchanged(

@@ -157,24 +157,21 @@ class Watcher:
 
     async def _run(self) -> None:
         asking = asyncio.create_task(self._ask_runtime())  # the runtime may reply late or never, which delays no round
+        round_s, check_s, late_s = 0.0, 0.0, math.inf
         try:
-            await self._run_rounds()
+            while self._waiters:
+                began_s = time.monotonic()
+                if began_s >= min(round_s, late_s):
+                    round_s = await self._try_round(began_s, began_s > late_s) + time.monotonic()
+                if began_s >= check_s and self.trouble is None:
+                    await self._check_silence(began_s)
+                    check_s = began_s + CHECK_S
+                now_s = time.monotonic()
+                pause_s = min(max(0.0, round_s - now_s), max(CHECK_S, self._interval_s))
+                late_s = now_s + pause_s + LATE_S
+                await asyncio.sleep(pause_s)
         finally:
             asking.cancel()
-
-    async def _run_rounds(self) -> None:
-        round_s, check_s, late_s = 0.0, 0.0, math.inf
-        while self._waiters:
-            began_s = time.monotonic()
-            if began_s >= min(round_s, late_s):
-                round_s = await self._try_round(began_s, began_s > late_s) + time.monotonic()
-            if began_s >= check_s and self.trouble is None:
-                await self._check_silence(began_s)
-                check_s = began_s + CHECK_S
-            now_s = time.monotonic()
-            pause_s = min(max(0.0, round_s - now_s), max(CHECK_S, self._interval_s))
-            late_s = now_s + pause_s + LATE_S
-            await asyncio.sleep(pause_s)
 
     async def _try_round(self, began_s: float, late: bool) -> float:
         """Make one round. Returns the pause until the next one."""
