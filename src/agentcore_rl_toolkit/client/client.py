@@ -465,9 +465,8 @@ def check_payload(payload: Any) -> None:
         raise ConfigError(f"a payload must be a mapping, got {type(payload).__name__}")
 
 
-_exported: weakref.WeakKeyDictionary[Any, set[RolloutClient]] = (
-    weakref.WeakKeyDictionary()
-)  # the clients of each registry
+# The clients of each registry.
+_exported: weakref.WeakKeyDictionary[Any, set[RolloutClient]] = weakref.WeakKeyDictionary()
 
 
 def export_prometheus(client: RolloutClient, *, registry: Any = None) -> None:
@@ -496,7 +495,7 @@ def export_prometheus(client: RolloutClient, *, registry: Any = None) -> None:
     if registry in _exported:  # it refuses two metrics of one name
         _exported[registry].add(client)
         return
-    clients = _exported[registry] = {client}
+    clients = {client}
 
     class Collector:
         def collect(self) -> Iterator[Any]:
@@ -512,6 +511,7 @@ def export_prometheus(client: RolloutClient, *, registry: Any = None) -> None:
             yield GaugeMetricFamily("agentcore_rl_in_flight", "rollouts without an outcome", in_flight)
 
     registry.register(Collector())
+    _exported[registry] = clients
 
 
 def _for_the_agent(
