@@ -143,9 +143,10 @@ class AgentCoreRLApp(BedrockAgentCoreApp):  # type: ignore[misc]  # the base cla
                 itself.
         """
         policy_reward = check_policy_reward(on_policy_failure)
-        classes = policy_failures if isinstance(policy_failures, tuple) else (policy_failures,)
+        given: Any = policy_failures  # callers may be untyped
+        classes = given if isinstance(given, tuple) else (given,)
         if not all(isinstance(cls, type) and issubclass(cls, BaseException) for cls in classes):
-            raise ConfigError(f"policy_failures must be a tuple of exception classes, got {policy_failures!r}")
+            raise ConfigError(f"policy_failures must be a tuple of exception classes, got {given!r}")
         rule = None if train is None else check_train(train)
         register = functools.partial(self._register, policy_reward=policy_reward, policy_failures=classes, train=rule)
         return register if func is None else register(func)
