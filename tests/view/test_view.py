@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -677,3 +678,18 @@ def test_the_server_answers_nobody_else_and_allows_no_remote_part(served: tuple[
             urllib.request.urlopen(f"{url}/{path.rstrip('&')}{'&' if '&' in path else '?'}{key}", timeout=30)
         assert refused.value.code == 404
         refused.value.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signals_end_the_server_of_a_background_job(tmp_path: Path, number: signal.Signals) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-m", "agentcore_rl_toolkit", "view", "--no-open"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),  # as a shell's & does
+    ) as process:
+        assert process.stdout is not None
+        urllib.request.urlopen(process.stdout.readline().strip(), timeout=60).close()
+        process.send_signal(number)
+        assert process.wait(30) in (0, 130)

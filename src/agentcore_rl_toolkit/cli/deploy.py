@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 ARN = "AGENTCORE_AGENT_ARN"
-CONTROL_URL = "AWS_ENDPOINT_URL_BEDROCK_AGENTCORE_CONTROL"
 
 
 @click.command()
@@ -227,7 +226,8 @@ def _platform() -> str:
     """Return the platform to build for: AgentCore's, or this machine's for a local control plane."""
     from ..deploy.artifact import AGENTCORE_PLATFORM, this_platform
 
-    local = re.match(r"https?://(127\.|localhost|\[::1\])", os.environ.get(CONTROL_URL, ""))
+    control = os.environ.get("AWS_ENDPOINT_URL_BEDROCK_AGENTCORE_CONTROL", "")
+    local = re.match(r"https?://(127\.|localhost|\[::1\])", control)
     return this_platform() if local else AGENTCORE_PLATFORM
 
 

@@ -29,7 +29,6 @@ log = logging.getLogger(__name__)
 COMMIT_S = 1.0
 WAITING = 4096  # rollouts that wait to be written at most, and so the memory that they hold
 CLOSE_S = 30.0
-NOT_KEPT = "not_kept"
 # Other processes may count in the same run.
 _COUNT = "INSERT INTO run VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = value + excluded.value"
 
@@ -186,7 +185,7 @@ class RunWriter(contextlib.AbstractContextManager["RunWriter"]):
                     self._one(self._tables, work, rollouts)
                 lost = self.lost
                 if lost > self._counted:
-                    self._tables.execute(_COUNT, (NOT_KEPT, lost - self._counted))
+                    self._tables.execute(_COUNT, ("not_kept", lost - self._counted))
             self._counted = lost
         except Exception as e:  # the next batch may succeed
             self._failed = failed + sum(rollouts for _, rollouts in batch)

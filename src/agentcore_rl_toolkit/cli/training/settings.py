@@ -30,7 +30,6 @@ from .stack import Stack, find_agent
 from .trackers import check_installed
 
 _PATHS = ("agent", "data_path", "eval_data_path", "model", "judge")
-_FOLDERS = ("readable", "writable")
 # Numbers of parameters: below, models are for demonstrations; above, training all weights takes too much memory.
 _TINY, _LARGE = 10_000_000, 500_000_000
 
@@ -201,7 +200,7 @@ def read(flags: Mapping[str, Any], file: Path | None, running: Stack | None = No
         if isinstance(values.get("score"), str):
             place, function = split_spec(str(file.parent / values["score"]))
             values["score"] = f"{place}:{function}" if Path(place).is_file() else values["score"]
-        for name in _FOLDERS:
+        for name in ("readable", "writable"):
             values[name] = [str((file.parent / path).resolve()) for path in values.get(name, ())]
     given = _given(flags)
     for one, other in (("eval_data_path", "held_out"), ("held_out", "eval_data_path")):
