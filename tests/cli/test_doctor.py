@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import json
 import os
@@ -15,10 +16,13 @@ from typing import Any
 import boto3
 import pytest
 
-from agentcore_rl_toolkit.runtime.local import LocalRuntime
-from serving import moto_server
+from agentcore_rl_toolkit.runtime.config import RuntimeConfig
+from agentcore_rl_toolkit.runtime.http.app import RuntimeApp
+from agentcore_rl_toolkit.runtime.runtime import Runtime
+from serving import hosted, moto_server
 
 from ..conftest import CommandLine
+from ..deploy.conftest import NoProcesses
 
 ROOT = Path(__file__).parents[2]
 AGENT = ROOT / "examples" / "strands_math_agent" / "arithmetic_app.py"
@@ -63,9 +67,13 @@ def moto() -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def empty_runtime() -> Iterator[LocalRuntime]:
-    with LocalRuntime({}, ["--callers", "any"]) as runtime:
-        yield runtime
+def empty_runtime() -> Iterator[str]:
+    launcher: Any = NoProcesses()
+    runtime = Runtime(RuntimeConfig(callers="any"), launcher=launcher)
+    asyncio.run(runtime.start([]))
+    with hosted(RuntimeApp(runtime)) as url:
+        yield url
+    asyncio.run(runtime.close())
 
 
 @pytest.fixture
@@ -98,7 +106,7 @@ def account(moto: str) -> dict[str, str]:
 def test_what_is_wrong_is_named_and_says_what_to_do(
     tmp_path: Path,
     account: dict[str, str],
-    empty_runtime: LocalRuntime,
+    empty_runtime: str,
     monkeypatch: pytest.MonkeyPatch,
     command_line: CommandLine,
     change: dict[str, str],
@@ -108,7 +116,7 @@ def test_what_is_wrong_is_named_and_says_what_to_do(
     for variable in [n for n in os.environ if n.startswith(("AWS_", "AGENTCORE_"))]:
         monkeypatch.delenv(variable)
     bare = {"AWS_EC2_METADATA_DISABLED": "true", "HOME": str(tmp_path)}
-    control = {"AWS_ENDPOINT_URL_BEDROCK_AGENTCORE_CONTROL": empty_runtime.url}
+    control = {"AWS_ENDPOINT_URL_BEDROCK_AGENTCORE_CONTROL": empty_runtime}
     for variable, value in {**account, **change, **control, **bare}.items():
         if value:
             monkeypatch.setenv(variable, value)
