@@ -1,9 +1,7 @@
-"""Shared pieces: the shipped policy in its three forms (transformers, decoder, server process)."""
+"""Shared pieces: the shipped policy as a model of transformers and as a decoder."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +10,6 @@ from agentcore_rl_toolkit.policy.decoder import Decoder
 from agentcore_rl_toolkit.policy.loading import load_decoder
 from agentcore_rl_toolkit.policy.model import load_policy
 from agentcore_rl_toolkit.policy.word_problems import problems
-from serving import serving
 
 
 @pytest.fixture(scope="session")
@@ -34,10 +31,3 @@ def prompts(hf: tuple[Any, Any]) -> list[list[int]]:
 @pytest.fixture
 def decoder() -> Decoder:
     return load_decoder(rows=16)
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace]:
-    """One server for all tests of a module: what it wrote when it was ready."""
-    with serving(tmp_path_factory.mktemp("policy"), "policy", "serve", "--seed", "7") as ready:
-        yield SimpleNamespace(**ready)

@@ -222,10 +222,9 @@ def test_a_cache_that_shrinks_keeps_the_rows_that_run(prompts: list[list[int]], 
         batch.step()
     finish(batch, short[1:], together=12)
     assert decoder.keys[0].shape[0] * decoder.keys[0].shape[2] <= decoder.cache_tokens
+    alone = Batch(load_decoder(rows=1))
     for generation in (long, *short):
-        one = ended(
-            Batch(load_decoder(rows=1)), generation.prompt_ids, max_tokens=generation.params.max_tokens, temperature=0.0
-        )
+        one = ended(alone, generation.prompt_ids, max_tokens=generation.params.max_tokens, temperature=0.0)
         assert generation.token_ids == one.token_ids
         assert close(generation.logprobs, one.logprobs)
 
@@ -234,7 +233,8 @@ def test_a_prompt_from_the_cache_and_a_new_one_are_read_within_the_limit(
     prompts: list[list[int]], decoder: Decoder
 ) -> None:
     texts = [(ids * 40)[:600] for ids in prompts[:2]]
-    alone = [ended(Batch(load_decoder(rows=1)), ids, max_tokens=4, temperature=0.0) for ids in texts]
+    reader = Batch(load_decoder(rows=1))
+    alone = [ended(reader, ids, max_tokens=4, temperature=0.0) for ids in texts]
     decoder.cache_tokens = 2 * 604
     batch = Batch(decoder)
     ended(batch, texts[0], max_tokens=1)

@@ -8,7 +8,7 @@ from agentcore_rl_toolkit.policy.word_problems import calculate, problems, rewar
 
 
 def test_splits_share_no_problem() -> None:
-    train = {p.prompt for seed in range(3) for p in problems("train", 600, seed=seed)}
+    train = {p.prompt for seed in range(3) for p in problems("train", 300, seed=seed)}
     held_out = {p.prompt for seed in range(3) for p in problems("held_out", 200, seed=seed)}
     assert len(held_out) > 500
     assert not train & held_out

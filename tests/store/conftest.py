@@ -56,16 +56,17 @@ def bucket(s3_endpoint: str, aws_env: None, monkeypatch: pytest.MonkeyPatch) -> 
     return name
 
 
-@pytest.fixture(params=["file", "memory", "memory-prefix", "s3", "s3-prefix"])
+@pytest.fixture(params=["file", "memory", "s3"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
     """Each kind of store in turn, empty."""
     kind = request.param
     if kind == "file":
         return open_store(f"file://{tmp_path}/a folder/objects")
-    if kind.startswith("memory"):
-        return open_store(f"memory://{uuid.uuid4().hex}" + ("/some/where" if kind.endswith("prefix") else ""))
-    name = request.getfixturevalue("bucket")
-    return open_store(f"s3://{name}/some/where" if kind.endswith("prefix") else name)
+    if kind == "memory":
+        return open_store(f"memory://{uuid.uuid4().hex}/some/where")
+    return open_store(
+        f"s3://{request.getfixturevalue('bucket')}/some/where"
+    )  # other tests read buckets without a prefix
 
 
 @dataclass

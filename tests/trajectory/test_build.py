@@ -278,10 +278,10 @@ def grown(turns: int, new_tokens: int, sampled: int) -> list[Turn]:
     return made
 
 
-def test_thousands_of_turns_are_no_deeper_than_one() -> None:
-    result = build_trajectory("s", grown(2_000, 4, 2))
+def test_a_thousand_turns_are_no_deeper_than_one() -> None:
+    result = build_trajectory("s", grown(1_200, 4, 2))  # more than Python's recursion limit
     assert len(result.sequences) == 1
-    assert result.report.trained_tokens == 4_000
+    assert result.report.trained_tokens == 2_400
 
 
 def test_branches_that_grow_side_by_side_stay_apart() -> None:

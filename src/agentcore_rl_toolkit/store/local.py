@@ -221,7 +221,12 @@ def _walk(root: str, prefix: str, *, strict: bool) -> list[ObjectInfo]:
                             continue
                         if f"{key}/".startswith(prefix) or prefix.startswith(f"{key}/"):
                             folders.append(f"{key}/")
-                    elif key.startswith(prefix) and _is_object(entry, key):
+                    elif (
+                        key.startswith(prefix)
+                        and entry.is_file(follow_symlinks=False)
+                        and not _TEMP.fullmatch(entry.name)
+                        and _is_key(key)
+                    ):
                         with contextlib.suppress(FileNotFoundError):  # it was deleted since
                             found.append(_info(key, entry.stat(follow_symlinks=False)))
         except OSError as e:
@@ -229,10 +234,6 @@ def _walk(root: str, prefix: str, *, strict: bool) -> list[ObjectInfo]:
                 raise
             logger.debug("%s/%s is left out of a listing: %s", root, folder, e)
     return found
-
-
-def _is_object(entry: os.DirEntry[str], key: str) -> bool:
-    return entry.is_file(follow_symlinks=False) and not _TEMP.fullmatch(entry.name) and _is_key(key)
 
 
 def _is_key(text: str) -> bool:

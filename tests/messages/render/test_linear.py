@@ -11,9 +11,9 @@ import pytest
 
 from agentcore_rl_toolkit.messages.render import GRAMMARS
 
-SHORT, LONG = 2_000, 16_000  # deltas
+SHORT, LONG = 1_000, 8_000  # deltas
 MOST = 2.3**3  # times the CPU time, for three doublings
-LEAST_S = 5e-3  # a shorter time is mostly the clock's
+LEAST_S = 2.5e-3  # a shorter time is mostly the clock's
 
 TOOLS: list[dict[str, Any]] = [
     {"type": "function", "function": {"name": "f", "parameters": {"properties": {"q": {"type": "string"}}}}}

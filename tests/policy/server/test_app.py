@@ -1,4 +1,4 @@
-"""The server as a process: token ids in, token ids and logprobs out, weights in."""
+"""The server over HTTP: token ids in, token ids and logprobs out, weights in."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,31 +17,37 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from agentcore_rl_toolkit._servers.keys import key_for
 from agentcore_rl_toolkit.policy.batch import Generation
+from agentcore_rl_toolkit.policy.engine import Engine
 from agentcore_rl_toolkit.policy.sampling import SamplingParams
-from agentcore_rl_toolkit.policy.server.app import _Sampling
-from agentcore_rl_toolkit.weights.engines import POLICY_KEY
-from serving import OURS, START_S, wait_for
+from agentcore_rl_toolkit.policy.server.app import _Sampling, create_app
+from serving import OURS, START_S, hosted, wait_for
 
 
-def post(server: Any, path: str, body: Any) -> httpx.Response:
-    headers = {"authorization": f"Bearer {key_for('policy', server.url, POLICY_KEY)}"}
-    return httpx.post(server.url + path, json=body, timeout=30, headers=headers)
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    """The address of one server for all tests, in a thread of this process."""
+    torch.set_num_threads(1)
+    with Engine.from_directory(seed=7) as engine, hosted(create_app(engine, admin_key="key")) as url:
+        yield url
 
 
-def sampled(server: Any, ids: list[int], **params: Any) -> list[dict[str, Any]]:
+def post(server: str, path: str, body: Any) -> httpx.Response:
+    return httpx.post(server + path, json=body, timeout=30, headers={"authorization": "Bearer key"})
+
+
+def sampled(server: str, ids: list[int], **params: Any) -> list[dict[str, Any]]:
     body = {"token_ids": ids, "sampling_params": {"max_tokens": 30, **params}}
     return list(post(server, "/inference/v1/generate", body).raise_for_status().json()["choices"])
 
 
-def streamed(server: Any, body: dict[str, Any]) -> list[dict[str, Any]]:
+def streamed(server: str, body: dict[str, Any]) -> list[dict[str, Any]]:
     lines = [line for line in post(server, "/v1/completions", {**body, "stream": True}).text.split("\n\n") if line]
     assert lines[-1] == "data: [DONE]"
     return [json.loads(line.removeprefix("data: "))["choices"][0] for line in lines[:-1]]
 
 
-def test_logprobs_over_http_equal_a_full_forward(server: Any, hf: tuple[Any, Any], prompts: list[list[int]]) -> None:
+def test_logprobs_over_http_equal_a_full_forward(server: str, hf: tuple[Any, Any], prompts: list[list[int]]) -> None:
     worst = 0.0
     for choice in sampled(server, prompts[0], n=3):
         ids = prompts[0] + choice["token_ids"]
@@ -51,7 +58,7 @@ def test_logprobs_over_http_equal_a_full_forward(server: Any, hf: tuple[Any, Any
     assert worst < 1e-4
 
 
-def test_a_stream_holds_the_same_as_the_whole_reply(server: Any, prompts: list[list[int]]) -> None:
+def test_a_stream_holds_the_same_as_the_whole_reply(server: str, prompts: list[list[int]]) -> None:
     for seed in range(3):
         (whole,) = sampled(server, prompts[seed], seed=seed)
         parts = streamed(server, {"prompt": prompts[seed], "max_tokens": 30, "seed": seed})
@@ -80,7 +87,7 @@ def test_a_stream_loses_no_token_that_comes_while_a_chunk_is_made() -> None:
     assert sent
 
 
-def test_stop_strings_end_a_completion_and_penalties_have_no_effect(server: Any, hf: tuple[Any, Any]) -> None:
+def test_stop_strings_end_a_completion_and_penalties_have_no_effect(server: str, hf: tuple[Any, Any]) -> None:
     (free,) = sampled(server, [5, 6], temperature=0, max_tokens=6, ignore_eos=True)
     stop = hf[1].decode(free["token_ids"][:2])
     (stopped,) = sampled(server, [5, 6], temperature=0, max_tokens=6, ignore_eos=True, stop=[stop], presence_penalty=2)
@@ -103,14 +110,14 @@ def test_stop_strings_end_a_completion_and_penalties_have_no_effect(server: Any,
         b'{"prompt": [1], "temperature": -1, "token_ids": [1], "sampling_params": {"temperature": -1}}',
     ],
 )
-def test_bodies_that_no_engine_could_take_are_400(server: Any, body: bytes) -> None:
+def test_bodies_that_no_engine_could_take_are_400(server: str, body: bytes) -> None:
     for path in ("/v1/completions", "/inference/v1/generate"):
-        reply = httpx.post(server.url + path, content=body, timeout=30)
+        reply = httpx.post(server + path, content=body, timeout=30)
         assert (reply.status_code, reply.json()["error"]["type"]) == (400, "invalid_request_error")
 
 
 def test_weights_are_replaced_and_a_reply_that_spans_two_versions_names_both(
-    server: Any, hf: tuple[Any, Any], prompts: list[list[int]], tmp_path: Path
+    server: str, hf: tuple[Any, Any], prompts: list[list[int]], tmp_path: Path
 ) -> None:
     original = {name: t for name, t in hf[0].state_dict().items() if name != "lm_head.weight"}
     save_file({name: tensor * 1.05 for name, tensor in original.items()}, tmp_path / "new.safetensors")
@@ -122,7 +129,7 @@ def test_weights_are_replaced_and_a_reply_that_spans_two_versions_names_both(
 
     (before,) = sampled(server, prompts[0], temperature=0)
     asked = {"prompt": prompts[0], "max_tokens": 900, "ignore_eos": True, "stream": True}
-    with httpx.stream("POST", server.url + "/v1/completions", json=asked, timeout=30) as response:
+    with httpx.stream("POST", server + "/v1/completions", json=asked, timeout=30) as response:
         lines = (line for line in response.iter_lines() if line.startswith("data: {"))
         next(lines)
         assert load("new.safetensors", 11).json()["weight_version"] == 11
@@ -132,19 +139,19 @@ def test_weights_are_replaced_and_a_reply_that_spans_two_versions_names_both(
     assert after["logprobs"] != before["logprobs"]
     for name in ("nan.safetensors", "nowhere"):
         assert load(name, 12).status_code == 400
-    assert httpx.get(server.url + "/health").json() == {"status": "ok", "weight_version": 11, "dtype": "float32"}
+    assert httpx.get(server + "/health").json() == {"status": "ok", "weight_version": 11, "dtype": "float32"}
     load("old.safetensors", 0)  # as other tests know them
     (restored,) = sampled(server, prompts[0], temperature=0)
     assert (restored["token_ids"], restored["weight_version_last"]) == (before["token_ids"], 0)
     logprobs = [reply["logprobs"]["token_logprobs"] for reply in (restored, before)]
     assert logprobs[0] == pytest.approx(logprobs[1], abs=1e-5), "another batch rounds otherwise"
-    refused = httpx.post(server.url + "/update_weights", json={"path": "x"})
+    refused = httpx.post(server + "/update_weights", json={"path": "x"})
     assert (refused.status_code, refused.json()["error"]["code"]) == (401, "invalid_api_key")
 
 
-def test_a_client_that_hangs_up_frees_its_place(server: Any) -> None:
+def test_a_client_that_hangs_up_frees_its_place(server: str) -> None:
     """The batch has 64 places: were they still taken, the last request would wait for thousands of tokens."""
-    host, port = server.url.removeprefix("http://").split(":")
+    host, port = server.removeprefix("http://").split(":")
     asked = json.dumps({"prompt": [5], "n": 64, "max_tokens": 900, "ignore_eos": True}).encode()
     for _ in range(8):
         with socket.create_connection((host, int(port))) as connection:

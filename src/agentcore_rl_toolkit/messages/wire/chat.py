@@ -143,7 +143,8 @@ class _History(History):
         for name in ("thinking_blocks", "reasoning_details"):  # LiteLLM's name, OpenRouter's name
             blocks = message.pop(name, None)
             if not thoughts and isinstance(blocks, list):
-                thoughts = [self._thought(block) for block in blocks if _thinks(block)]
+                blocks = [block for block in blocks if isinstance(block, dict) and block.get("type") in _THINKING]
+                thoughts = [self._thought(block) for block in blocks]
         if message.get("reasoning_content") is None:
             reasoning = message.get("reasoning")
             text = reasoning if isinstance(reasoning, str) else "".join(thoughts)
@@ -159,10 +160,6 @@ class _History(History):
         if not isinstance(text, str | list):
             self.left_out[part["type"]] += 1  # encrypted by another provider
         return text_of(text)
-
-
-def _thinks(part: Any) -> bool:
-    return isinstance(part, dict) and part.get("type") in _THINKING
 
 
 def _call(call: dict[str, Any]) -> dict[str, Any]:

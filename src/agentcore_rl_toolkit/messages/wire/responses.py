@@ -85,16 +85,12 @@ def parse_request(body: bytes | dict[str, Any], *, recorded: Recorded = lambda _
     request.tool_choice = tool_choice(asked.tool_choice, request.tools, "name")
     request.logprobs = bool(asked.top_logprobs) or "message.output_text.logprobs" in (asked.include or ())
     request.top_logprobs = asked.top_logprobs
-    request.response_format = _text_format(asked.text.format)
+    shape = asked.text.format
+    if shape is not None and shape.get("type") != "text":
+        request.response_format = shape if shape == {"type": "json_object"} else json_schema(shape, "text.format.type")
     request.reasoning_effort = asked.reasoning.effort
     request.left_out = history.left_out
     return request
-
-
-def _text_format(value: dict[str, Any] | None) -> dict[str, Any] | None:
-    if value is None or value.get("type") == "text":
-        return None
-    return value if value == {"type": "json_object"} else json_schema(value, "text.format.type")
 
 
 # -- tools
