@@ -6,6 +6,7 @@ most of the templates, the source archive of llama-cpp-python (llama.cpp's colle
 
 from __future__ import annotations
 
+import functools
 import json
 import subprocess
 from collections.abc import Callable
@@ -77,21 +78,27 @@ def in_trl(trl_python: str) -> Path:
     )
 
 
-@pytest.fixture
-def load(request: pytest.FixtureRequest, model_dir: Callable[[str], Path], tmp_path: Path) -> Callable[[str], Renderer]:
+@pytest.fixture(scope="module")
+def load(
+    request: pytest.FixtureRequest, model_dir: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], Renderer]:
+    """``load("qwen3")`` -> the renderer of a template; shared, renderers have no state."""
+
+    @functools.cache
     def load(name: str) -> Renderer:
         folder = model_dir(TEMPLATES[name][0])
         home: Path = request.getfixturevalue("in_trl" if name in IN_TRL else "in_archive")
         template = home / f"{name}.jinja"
         if "Hermes" not in name:
             return Renderer.from_path(folder, template=template)
+        named_folder = tmp_path_factory.mktemp("hermes")
         config = json.loads((folder / "tokenizer_config.json").read_text())
         named = {"default": HERMES_DEFAULT, "tool_use": template.read_text("utf-8")}
         config["chat_template"] = [{"name": each, "template": text} for each, text in named.items()]
-        (tmp_path / "tokenizer_config.json").write_text(json.dumps({**config, "bos_token": "<|endoftext|>"}))
+        (named_folder / "tokenizer_config.json").write_text(json.dumps({**config, "bos_token": "<|endoftext|>"}))
         for other in ("tokenizer.json", "generation_config.json"):
-            (tmp_path / other).write_bytes((folder / other).read_bytes())
-        return Renderer.from_path(tmp_path)
+            (named_folder / other).write_bytes((folder / other).read_bytes())
+        return Renderer.from_path(named_folder)
 
     return load
 
@@ -198,10 +205,10 @@ def session(renderer: Renderer) -> FidelityReport:
 
 @pytest.mark.parametrize("name", ["qwen3", "qwen3_5_think"])
 def test_a_history_is_as_sampled_or_as_the_template_writes_it(
-    name: str, in_trl: Path, model_dir: Callable[[str], Path]
+    name: str, in_trl: Path, model_dir: Callable[[str], Path], load: Callable[[str], Renderer]
 ) -> None:
     folder, template = model_dir(TEMPLATES[name][0]), in_trl / f"{name}.jinja"
-    sampled = session(Renderer.from_path(folder, template=template))
+    sampled = session(load(name))
     assert (sampled.sequences, sampled.branch_reasons, sampled.history_difference) == (1, {}, None)
     report = session(Renderer.from_path(folder, template=template, history="template"))
     assert (report.sequences, report.branch_reasons) == (3, {"template": 2})
