@@ -39,6 +39,13 @@ def agent_fields(artifact: Path | str) -> dict[str, Any]:
     }
 
 
+def write_agent(path: Path, body: str) -> Path:
+    """Write an agent without the SDK. ``body`` has its ``async def answer(payload, session)``."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text((AGENTS / "bare.py").read_text().replace("if __name__ ==", f"{body}\n\nif __name__ =="))
+    return path
+
+
 def alive(pid: int) -> bool:
     """Whether a process exists and is no zombie."""
     try:

@@ -9,7 +9,7 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,39 +18,14 @@ from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.isolation import sandbox
 from agentcore_rl_toolkit.isolation.view import MAX_BYTES, MAX_FILES
 
-from ..conftest import Server, shown
+from ..conftest import Server, shown, write_agent
 
 needs_sandbox = pytest.mark.skipif(sandbox.no_sandbox() is not None, reason=f"no sandbox here: {sandbox.no_sandbox()}")
-TOOL = """
-import os, subprocess
-from bedrock_agentcore.runtime import BedrockAgentCoreApp
-app = BedrockAgentCoreApp()
-@app.entrypoint
-def call(payload):
-    own = subprocess.Popen(["sleep", "600"])
-    said = [subprocess.run(["kill", str(pid)], capture_output=True).returncode for pid in (*payload["pids"], own.pid)]
-    return {"said": said, "own": own.wait(), "pid": os.getpid()}
-app.run()
-"""
-RUNS_CODE = """
-import os, subprocess, sys
-from bedrock_agentcore.runtime import BedrockAgentCoreApp
-app = BedrockAgentCoreApp()
-open("/tmp/loaded.txt", "w").write("by the template")
-@app.entrypoint
-def solve(payload):
-    if "write" in payload:
-        open("/tmp/solution.py", "w").write(payload["write"])
-    said = subprocess.run([sys.executable, "/tmp/solution.py"], capture_output=True, text=True)
-    return {"said": said.stdout, "loaded": open("/tmp/loaded.txt").read(), "files": sorted(os.listdir(os.environ["TMPDIR"]))}
-app.run()
-"""
-# It runs the shell command of its payload. Its child serves a socket in a folder of /tmp.
-RUNS_SHELL = """
-import os, socket, subprocess, time
+# It runs the shell command of its payload, or writes to the database of its project. When it is loaded, it may leave files, and
+# a child that serves a socket in a folder of /tmp.
+AGENT = """
+import socket, sqlite3, time
 from pathlib import Path
-from bedrock_agentcore.runtime import BedrockAgentCoreApp
-app = BedrockAgentCoreApp()
 CACHE = os.environ["CACHE"] = os.path.expanduser("~/cached")  # as libraries do when they are imported
 SOCKET = Path("/tmp/.X11-unix/X99")
 SERVER = f'''
@@ -71,16 +46,18 @@ if LOADS:
     Path("/tmp/large").write_bytes(bytes(40 * 2**20))
     for path in (CACHE, "/dev/shm/loaded"):
         Path(path).write_text("by the template")
-@app.entrypoint
-def call(payload):
+
+async def answer(payload, session):
     if "shell" in payload:
         done = subprocess.run(payload["shell"], shell=True, capture_output=True, text=True)
-        return {"said": done.stdout + done.stderr}
+        return done.stdout + done.stderr
+    if "visit" in payload:
+        with sqlite3.connect(payload["file"]) as database:
+            database.execute("insert into visits values (?)", [payload["visit"]])
+        return [name for name, in database.execute("select name from visits")]
     client = socket.socket(socket.AF_UNIX)
     client.connect(str(SOCKET))
-    return {"said": client.recv(9).decode()}
-if __name__ == "__main__":
-    app.run()
+    return client.recv(9).decode()
 """
 SHARES_MEMORY = """
 from multiprocessing import Pool, shared_memory
@@ -93,27 +70,14 @@ with Pool(1) as pool:
     print(pool.apply(read, [memory.name]))
 memory.unlink()
 """
-AGENT = """
-import os, sqlite3
-from pathlib import Path
-from bedrock_agentcore.runtime import BedrockAgentCoreApp
-app = BedrockAgentCoreApp()
-FILE = Path({file})
-@app.entrypoint
-def visit(payload):
-    with sqlite3.connect(FILE) as database:
-        database.execute("insert into visits values (?)", [payload["name"]])
-    return {{"visits": [name for name, in database.execute("select name from visits")]}}
-app.run()
-"""
 
 
-def project(folder: Path, file: str) -> Path:
-    """Write an agent with a database beside its file; ``file`` is the expression that finds the database."""
-    (folder / "agent.py").write_text(AGENT.format(file=file))
+def project(folder: Path, *, loads: bool = False) -> Path:
+    """Write the agent with a database beside its file; ``loads``: its file leaves something in /tmp and /dev/shm."""
+    agent = write_agent(folder / "agent.py", AGENT.replace("LOADS", str(loads)))
     with contextlib.closing(sqlite3.connect(folder / "visits.db")) as database:
         database.execute("create table visits (name)")
-    return folder / "agent.py"
+    return agent
 
 
 def visits_of(folder: Path) -> list[str]:
@@ -121,40 +85,47 @@ def visits_of(folder: Path) -> list[str]:
         return [name for (name,) in database.execute("select name from visits")]
 
 
-@needs_sandbox
-def test_rollouts_write_to_a_database_of_the_project_and_read_only_their_own_rows(
-    start_server: Callable[..., Server], tmp_path: Path
-) -> None:
-    server = start_server(agent=project(tmp_path, "__file__).with_name('visits.db'"))
-    template = server.view.get("/_local/status")["templates"][0]
-    if template["no_view"] is not None:
-        pytest.skip(f"the kernel allows no view: {template['no_view']}")
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    if sandbox.no_sandbox() is not None:
+        pytest.skip(f"no sandbox here: {sandbox.no_sandbox()}")
+    folder = tmp_path_factory.mktemp("views")
+    server = Server(folder, agent=project(folder / "project", loads=True))
+    no_view = server.view.get("/_local/status")["templates"][0]["no_view"]
+    if no_view is None:
+        yield server
+    assert server.stop() == 0, server.output.read_text()
+    if no_view is not None:
+        pytest.skip(f"the kernel allows no view: {no_view}")
+
+
+def test_rollouts_write_to_a_database_of_the_project_and_read_only_their_own_rows(server: Server) -> None:
+    folder = server.folder / "project"
     first, second = new_session_id(), new_session_id()
-    assert server.invoke({"name": "alpha"}, first) == {"visits": ["alpha"]}
-    assert server.invoke({"name": "beta"}, second) == {"visits": ["beta"]}
-    assert server.invoke({"name": "gamma"}, first) == {"visits": ["alpha", "gamma"]}
-    assert visits_of(tmp_path) == []
-    found = server.command(first, f"grep -aoE 'alpha|beta|gamma' {tmp_path}/visits.db")
+
+    def visit(name: str, session_id: str) -> object:
+        return server.invoke({"visit": name, "file": str(folder / "visits.db")}, session_id)
+
+    assert visit("alpha", first) == ["alpha"]
+    assert visit("beta", second) == ["beta"]
+    assert visit("gamma", first) == ["alpha", "gamma"]
+    assert visits_of(folder) == []
+    found = server.command(first, f"grep -aoE 'alpha|beta|gamma' {folder}/visits.db")
     assert set(shown(found).split()) == {"alpha", "gamma"}
 
 
 def test_without_a_view_each_rollout_gets_a_copy_of_what_the_option_names(
     start_server: Callable[..., Server], tmp_path: Path
 ) -> None:
-    agent = project(tmp_path, "'visits.db'")
-    server = start_server("--isolation", "none", "--copy", str(tmp_path / "visits.db"), agent=agent)
+    server = start_server("--isolation", "none", "--copy", str(tmp_path / "visits.db"), agent=project(tmp_path))
     for name in ("a", "b"):
-        assert server.invoke({"name": name}) == {"visits": [name]}
+        assert server.invoke({"visit": name, "file": "visits.db"}) == [name]
     assert visits_of(tmp_path) == []
 
 
-@needs_sandbox
 def test_a_session_finds_no_folder_log_or_socket_of_another_session(server: Server) -> None:
-    if server.view.get("/_local/status")["templates"][0]["no_view"] is not None:
-        pytest.skip("the kernel allows no view")
     first, second = new_session_id(), new_session_id()
-    folder = Path(server.invoke({"do": "where"}, first)["cwd"])
-    own = Path(server.invoke({"do": "where"}, second)["cwd"])
+    folder, own = (Path(server.invoke({"shell": "pwd"}, session_id).strip()) for session_id in (first, second))
     session = server.session(first)
     assert session is not None
     logs, sockets = Path(session["log"]).parent, folder.parents[3] / "s" / folder.parent.name
@@ -163,38 +134,19 @@ def test_a_session_finds_no_folder_log_or_socket_of_another_session(server: Serv
         assert shown(server.command(second, f"ls {shared}")).split() == seen.split(), shared
 
 
-@needs_sandbox
 @pytest.mark.skipif(ctypes.CDLL(None).syscall(444, None, 0, 1) < 6, reason="the kernel limits no signals")
-def test_a_tool_that_kills_processes_ends_only_those_of_its_session(
-    start_server: Callable[..., Server], tmp_path: Path
-) -> None:
-    (tmp_path / "agent.py").write_text(TOOL)
-    server = start_server(agent=tmp_path / "agent.py")
-    if server.view.get("/_local/status")["templates"][0]["no_view"] is not None:
-        pytest.skip("the kernel allows no view")
-    first = new_session_id()
-    with subprocess.Popen(["sleep", "600"]) as outside:
-        other = server.invoke({"pids": []}, first)
-        found = server.invoke({"pids": [outside.pid, other["pid"]]})
-        alive = outside.poll() is None, server.invoke({"pids": []}, first)["pid"] == other["pid"]
-        outside.kill()
-    assert (found["said"], found["own"], alive) == ([1, 1, 0], -15, (True, True))
-
-
-@needs_sandbox
-def test_sessions_that_use_the_same_file_in_tmp_do_not_meet(
-    start_server: Callable[..., Server], tmp_path: Path
-) -> None:
-    (tmp_path / "agent.py").write_text(RUNS_CODE)
-    server = start_server(agent=tmp_path / "agent.py")
-    if server.view.get("/_local/status")["templates"][0]["no_view"] is not None:
-        pytest.skip("the kernel allows no view")
+def test_a_tool_or_a_command_that_kills_processes_ends_only_its_own(server: Server) -> None:
     first, second = new_session_id(), new_session_id()
-    server.invoke({"write": "print('first')"}, first)
-    server.invoke({"write": "print('second')"}, second)
-    expected = {"said": "first\n", "loaded": "by the template", "files": []}
-    assert server.invoke({}, first) == expected
-    assert shown(server.command(second, "cat /tmp/solution.py; ls -d /tmp/view-*")) == "print('second')"
+    server.invoke({"shell": "true"}, first)
+    other = server.session(first)
+    assert other is not None
+    with subprocess.Popen(["sleep", "600"]) as outside:
+        kills = f"for pid in {outside.pid} {other['pid']}; do kill $pid; echo $?; done; sleep 600 & kill $!; wait $!; echo $?"
+        found = server.invoke({"shell": kills}, second), shown(server.command(second, kills))
+        alive = outside.poll() is None and server.session(first) is not None
+        outside.kill()
+    assert [text.split("\n")[:3] for text in found] == [["1", "1", "143"]] * 2
+    assert alive
 
 
 @needs_sandbox
@@ -202,36 +154,26 @@ def test_a_tmp_that_is_writable_by_an_option_is_that_of_this_machine(
     start_server: Callable[..., Server], tmp_path: Path
 ) -> None:
     with tempfile.NamedTemporaryFile(dir="/tmp", mode="r") as file:
-        agent = tmp_path / "agent.py"
-        agent.write_text(RUNS_CODE.replace("/tmp/solution.py", file.name).replace("/tmp/loaded.txt", "/dev/null"))
-        server = start_server("--writable", "/tmp", agent=agent)
-        assert server.invoke({"write": "print('shared')"})["said"] == "shared\n"
-        assert file.read() == "print('shared')"
+        server = start_server("--writable", "/tmp", agent=project(tmp_path))
+        server.invoke({"shell": f"echo shared >{file.name}"})
+        assert file.read() == "shared\n"
 
 
-def runs_shell(folder: Path, *, loads: bool = False) -> Path:
-    """Write an agent that runs shell commands; ``loads``: its file leaves something in /tmp and /dev/shm."""
-    (folder / "agent.py").write_text(RUNS_SHELL.replace("LOADS", str(loads)))
-    return folder / "agent.py"
-
-
-@needs_sandbox
 def test_what_the_agents_file_leaves_in_tmp_home_and_shared_memory_is_each_sessions_own_and_bounded(
-    start_server: Callable[..., Server], tmp_path: Path
+    server: Server,
 ) -> None:
-    server = start_server(agent=runs_shell(tmp_path, loads=True))
-    if server.view.get("/_local/status")["templates"][0]["no_view"] is not None:
-        pytest.skip("the kernel allows no view")
+    first, second = new_session_id(), new_session_id()
     write = "for f in $CACHE $CACHE-new /tmp/1 /tmp/new /dev/shm/loaded /dev/shm/new; do echo first >$f; done; rm /tmp/large"
-    assert server.invoke({"shell": write})["said"] == ""
-    assert "Read-only file system" in server.invoke({"shell": "echo first >/dev/new"})["said"]
+    assert server.invoke({"shell": f"{write}; ls -A $TMPDIR"}, first) == ""
+    assert server.invoke({"shell": "cat /tmp/1 /dev/shm/new"}, first) == "first\n" * 2
+    assert shown(server.command(first, "cat /tmp/1")) == "first\n"
+    assert "Read-only file system" in server.invoke({"shell": "echo first >/dev/new"})
     limits = "df --output=size,itotal -B 1 $CACHE /tmp /dev/shm | tail -n 3 | tr -s ' '"
-    assert server.invoke({"shell": limits})["said"] == f"{MAX_BYTES} {MAX_FILES}\n" * 3
-    second = new_session_id()
+    assert server.invoke({"shell": limits}) == f"{MAX_BYTES} {MAX_FILES}\n" * 3
     read = "cat $CACHE /tmp/1 /dev/shm/loaded; wc -c </tmp/large; ls /tmp /dev/shm $(dirname $CACHE) | grep new"
-    assert server.invoke({"shell": read}, second)["said"] == f"{'by the template' * 3}{40 * 2**20}\n"
-    assert server.invoke({}, second)["said"] == "served"
-    assert server.invoke({"shell": f"{sys.executable} -c '{SHARES_MEMORY}'"}, second)["said"] == "b'ab'\n"
+    assert server.invoke({"shell": read}, second) == f"{'by the template' * 3}{40 * 2**20}\n"
+    assert server.invoke({}, second) == "served"
+    assert server.invoke({"shell": f"{sys.executable} -c '{SHARES_MEMORY}'"}, second) == "b'ab'\n"
 
 
 @needs_sandbox
@@ -239,28 +181,15 @@ def test_a_var_tmp_that_is_writable_by_an_option_is_that_of_this_machine_and_tmp
     start_server: Callable[..., Server], tmp_path: Path
 ) -> None:
     with tempfile.NamedTemporaryFile(dir="/var/tmp", mode="r") as file:
-        server = start_server("--writable", "/var/tmp", agent=runs_shell(tmp_path))
-        name = Path(file.name).name
-        said = server.invoke({"shell": f"echo shared >{file.name}; cat /tmp/{name}"})["said"]
+        server = start_server("--writable", "/var/tmp", agent=project(tmp_path))
+        said = server.invoke({"shell": f"echo shared >{file.name}; cat /tmp/{Path(file.name).name}"})
         assert (file.read(), said.startswith("cat: /tmp/")) == ("shared\n", True), said
 
 
-@needs_sandbox
-def test_an_agent_in_var_tmp_has_a_view_of_its_project(start_server: Callable[..., Server]) -> None:
+def test_an_agent_in_var_tmp_has_a_view_of_its_project(server: Server) -> None:
     with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
-        server = start_server(agent=runs_shell(Path(folder)))
-        said = server.invoke({"shell": f"ls {folder}; echo x >{folder}/new || true"})["said"]
+        arn = server.view.deploy(
+            write_agent(Path(folder) / "agent.py", AGENT.replace("LOADS", "False")), "temporary", {}
+        )
+        said = server.invoke({"shell": f"ls {folder}; echo x >{folder}/new || true"}, arn=arn)
         assert (said, sorted(os.listdir(folder))) == ("agent.py\n", ["agent.py"])
-
-
-@needs_sandbox
-@pytest.mark.skipif(ctypes.CDLL(None).syscall(444, None, 0, 1) < 6, reason="the kernel limits no signals")
-def test_a_command_that_kills_processes_ends_only_its_own(start_server: Callable[..., Server], tmp_path: Path) -> None:
-    server = start_server(agent=runs_shell(tmp_path))
-    if server.view.get("/_local/status")["templates"][0]["no_view"] is not None:
-        pytest.skip("the kernel allows no view")
-    with subprocess.Popen(["sleep", "600"]) as outside:
-        kills = f"kill {outside.pid}; echo $?; sleep 600 & kill $!; wait $!; echo $?"
-        found, status = shown(server.command(new_session_id(), kills)), outside.poll()
-        outside.kill()
-    assert (found, status) == ("1\n143\n", None)
