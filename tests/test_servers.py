@@ -28,7 +28,7 @@ from agentcore_rl_toolkit.weights.engines import POLICY_KEY
 from serving import serving as started
 
 WITHIN_S = 60.0
-AGENT = Path(__file__).parent / "runtime" / "deployable" / "probe.py"
+AGENT = Path(__file__).parent / "runtime" / "deployable" / "bare.py"
 
 
 @dataclass

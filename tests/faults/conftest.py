@@ -22,17 +22,10 @@ from scripted_runtime import TEST_CREDENTIALS
 from serving import serving, wait_for
 
 HERE = Path(__file__).parent
-AGENTS = ("plain", "throttled", "dropped_before", "dropped_after", "broken_start", "failing", "killed")
-AGENTS += ("never_up", "killed_at_once")
 FAULTS = [
-    {"kind": "throttle", "operation": "InvokeAgentRuntime", "agent": "throttled", "every": 2},
-    {"kind": "quota", "operation": "InvokeAgentRuntime", "agent": "throttled", "first": 3},
-    {"kind": "throttle", "operation": "StopRuntimeSession", "agent": "throttled", "every": 2},
     {"kind": "drop", "operation": "InvokeAgentRuntime", "agent": "dropped_before", "every": 2, "when": "before"},
     {"kind": "drop", "operation": "InvokeAgentRuntime", "agent": "dropped_after", "every": 2, "when": "after"},
     {"kind": "kill", "operation": "InvokeAgentRuntime", "agent": "killed", "every": 2, "delay_s": 0.5},
-    {"kind": "server_error", "operation": "InvokeAgentRuntime", "agent": "broken_start", "first": 2},
-    {"kind": "server_error", "operation": "InvokeAgentRuntime", "agent": "failing", "every": 3},
     {"kind": "runtime_error", "operation": "InvokeAgentRuntime", "agent": "never_up"},
     {"kind": "kill", "operation": "InvokeAgentRuntime", "agent": "killed_at_once"},
 ]
@@ -62,6 +55,8 @@ class World:
             "deadlines": Deadlines(start_s=30, confirm_s=3, stop_s=30),
             **options,
         }
+        if agent not in self.arns:
+            self.arns[agent] = RuntimeView(self.url).deploy(HERE / "agent.py", agent, {})
         client = RolloutClient(self.arns[agent], self.store_url, exp_id, **options)
         self.clients.append(client)
         return client
@@ -101,7 +96,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     store_url = f"file://{root}/store"
     (root / "faults.json").write_text(json.dumps(FAULTS))
     words = ["--state-dir", str(root / "state"), "--faults", str(root / "faults.json"), "--store", store_url]
-    words += [word for name in AGENTS for word in ("--agent", f"{name}={HERE / 'agent.py'}")]
+    words += ["--agent", f"plain={HERE / 'agent.py'}"]
     words += ["--writable", str(runs_dir), "--session-env", f"RUNS_DIR={runs_dir}"]
     words += ["--memory-mb", "512", "--set", "stop_grace=5"]
     with pytest.MonkeyPatch.context() as patch:

@@ -5,11 +5,16 @@ from __future__ import annotations
 import json
 import os
 import stat
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from agentcore_rl_toolkit.cli.servers.runtime import group
+from agentcore_rl_toolkit.errors import ConfigError
+from agentcore_rl_toolkit.runtime import roots
 
 from .conftest import AGENTS, Server
 
@@ -20,22 +25,33 @@ def mode_of(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_state_files_are_this_users_alone(start_server: Callable[..., Server], tmp_path: Path) -> None:
+def refused(*options: str) -> str:
+    """Return the error of a runtime that these options keep from starting."""
+    result = CliRunner().invoke(group, ["serve", *options])
+    return f"{result.output}{result.exception}"
+
+
+def test_files_are_this_users_alone_and_a_taken_port_or_state_folder_is_named(
+    start_server: Callable[..., Server], tmp_path: Path
+) -> None:
     state = tmp_path / "state"
     old = os.umask(0)
     try:
         server = start_server("--state-dir", str(state), agent=BARE)
     finally:
         os.umask(old)
-    view = server.view
-    arn = view.deploy(BARE, "other", {"SECRET": "s3cret"})
-    assert arn
+    assert server.view.deploy(BARE, "other", {"SECRET": "s3cret"})
     server.invoke({})
     root = Path(json.loads((state / "server.json").read_text())["root"])
     for file in (state / "server.json", root / "server.json"):
         assert mode_of(file) == 0o600, file
-    for folder in (state, root, state / "logs", state / "sessions", *(state / "logs").glob("*/")):
+    for folder in (root.parent, state, root, state / "logs", state / "sessions", *(state / "logs").glob("*/")):
         assert mode_of(folder) & 0o077 == 0, folder
+    port = server.url.rpartition(":")[2]
+    assert f"port {port}" in refused("--port", port)
+    with pytest.raises(ConfigError, match="in use by another runtime"):
+        roots.own_state(state)
+    assert any(s["url"] == server.url for s in roots.live_servers())
 
 
 def test_a_variable_may_be_named_without_its_value(start_server: Callable[..., Server], monkeypatch: Any) -> None:
@@ -45,12 +61,4 @@ def test_a_variable_may_be_named_without_its_value(start_server: Callable[..., S
     env = server.invoke({"do": "where"})["env"]
     assert env["KEY_OF_THE_MODEL"] == "from here"
     assert (env["AWS_REGION"], env["AWS_DEFAULT_REGION"]) == ("eu-west-1", "eu-west-1")  # boto3 reads the second
-    done = subprocess.run(
-        [sys.executable, "-m", "agentcore_rl_toolkit.cli", "runtime", "serve", "--session-env", "NO_SUCH_VARIABLE"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode != 0
-    assert "NO_SUCH_VARIABLE" in done.stderr
+    assert "NO_SUCH_VARIABLE" in refused("--session-env", "NO_SUCH_VARIABLE")

@@ -12,26 +12,19 @@ from botocore.exceptions import ClientError
 
 from agentcore_rl_toolkit.contract import new_session_id
 
-from ..conftest import Server, agent_fields
+from ..conftest import Server, agent_fields, write_agent
 
 AGENT = """
-import os, time
-from bedrock_agentcore import BedrockAgentCoreApp
+import time
 time.sleep({delay_s})
 {trouble}
-app = BedrockAgentCoreApp()
-@app.entrypoint
-def answer(payload):
+async def answer(payload, session):
     return {{"version": {name!r}}}
-if __name__ == "__main__":
-    app.run()
 """
 
 
 def script(folder: Path, name: str, *, delay_s: float = 0.0, trouble: str = "") -> Path:
-    path = folder / f"{name}.py"
-    path.write_text(AGENT.format(name=name, delay_s=delay_s, trouble=trouble))
-    return path
+    return write_agent(folder / f"{name}.py", AGENT.format(name=name, delay_s=delay_s, trouble=trouble))
 
 
 @pytest.fixture
@@ -81,7 +74,7 @@ def test_an_update_that_does_not_load_leaves_the_agent_as_it_was(
 def test_calls_do_not_wait_for_an_update(server: Server, made: dict[str, Any], tmp_path: Path) -> None:
     session_id = new_session_id()
     assert ask(server, made, session_id) == "one"
-    update(server, made, script(tmp_path, "slow", delay_s=2.5))
+    update(server, made, script(tmp_path, "slow", delay_s=1.5))
     assert (ask(server, made, session_id), ask(server, made)) == ("one", "one")
     assert endpoint(server, made) == ("1", "READY")  # all that, before it was loaded
     assert status(server, made, "2") == "READY"

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import subprocess
+import time
 import uuid
 
 import uvicorn
@@ -20,6 +21,7 @@ async def answer(payload, session):
     if what == "echo":
         return {"echo": payload, "pid": os.getpid(), "loaded": LOADED, "calls": calls, "session": session}
     if what == "sleep":
+        print(payload.get("say", ""), flush=True)  # for a test that waits until it has begun
         await asyncio.sleep(payload["s"])
         return {"slept": payload["s"], "calls": calls}
     if what == "where":
@@ -31,6 +33,11 @@ async def answer(payload, session):
         return {"child": int(started.stdout)}
     if what == "print":
         print(payload["text"])
+        return {}
+    if what == "spin":
+        end = time.monotonic() + payload["s"]
+        while time.monotonic() < end:
+            pass
         return {}
     if what == "die":
         os._exit(7)

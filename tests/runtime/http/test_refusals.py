@@ -22,8 +22,8 @@ from agentcore_rl_toolkit.runtime.wire import WireError
 
 from ..conftest import AGENTS, Server, agent_fields
 
-PROBE = AGENTS / "probe.py"
-GOOD = agent_fields(PROBE)
+BARE = AGENTS / "bare.py"
+GOOD = agent_fields(BARE)
 CODE = {"code": {"s3": {"bucket": "b", "prefix": "p"}}, "runtime": "PYTHON_3_12", "entryPoint": ["main.py"]}
 JWT = {"customJWTAuthorizer": {"discoveryUrl": "https://example.com/.well-known/openid-configuration"}}
 
@@ -48,7 +48,7 @@ def test_bad_fields_are_named() -> None:
 def test_what_can_be_is_taken(server: Server) -> None:
     vpc = {"securityGroups": ["sg-12345678"], "subnets": ["subnet-12345678"]}
     made = server.create(
-        PROBE,
+        BARE,
         description="é→",
         protocolConfiguration={"serverProtocol": "HTTP", "port": 8080, "path": "/invocations"},
         requestHeaderConfiguration={"requestHeaderAllowlist": ["X-One", "X_Two"]},
@@ -72,7 +72,7 @@ def test_options_that_cannot_work_are_refused() -> None:
         (["--set", "idle_timeout=inf"], "`idle_timeout` "),
         (["--set", "stop_grace=inf"], "`stop_grace` must be a finite number"),
         (["--set", "stop_grace=-1"], "`stop_grace` must be greater than or equal to 0"),
-        (["--agent", f"a={PROBE}", "--agent", f"a={PROBE}"], "given more than once"),
+        (["--agent", f"a={BARE}", "--agent", f"a={BARE}"], "given more than once"),
     ):
         result = CliRunner().invoke(group, ["serve", *options])
         assert isinstance(result.exception, ConfigError), result.exception
@@ -81,7 +81,7 @@ def test_options_that_cannot_work_are_refused() -> None:
 
 
 def test_region_and_account_are_those_of_the_arns(start_server: Callable[..., Server], session_id: str) -> None:
-    server = start_server("--set", "region=eu-central-1", "--set", "account_id=210987654321", agent=AGENTS / "bare.py")
+    server = start_server("--set", "region=eu-central-1", "--set", "account_id=210987654321", agent=BARE)
     assert server.arn.startswith("arn:aws:bedrock-agentcore:eu-central-1:210987654321:runtime/probe-")
     assert server.invoke({"do": "where"}, session_id)["env"]["AWS_REGION"] == "eu-central-1"
     server.default_client.stop_runtime_session(agentRuntimeArn=server.arn, runtimeSessionId=session_id)
@@ -150,13 +150,13 @@ def test_json_that_cannot_be_kept_is_400(server: Server, session_id: str) -> Non
 
 def test_a_create_that_fails_for_any_reason_leaves_no_name(server: Server) -> None:
     with pytest.raises(ClientError) as caught:
-        server.create(PROBE, agentRuntimeName="again", protocolConfiguration={"serverProtocol": "MCP"})
+        server.create(BARE, agentRuntimeName="again", protocolConfiguration={"serverProtocol": "MCP"})
     assert caught.value.response["ResponseMetadata"]["HTTPStatusCode"] == 400
     connection = http.client.HTTPConnection(urlsplit(server.url).netloc, timeout=30)
     nested = b'{"agentRuntimeName": "again", "metadataConfiguration": ' + b'{"a":' * 400 + b"1" + b"}" * 400 + b"}"
     connection.request("PUT", "/runtimes/", nested, {"content-type": "application/json"})
     assert connection.getresponse().status == 400
     connection.close()
-    made = server.create(PROBE, agentRuntimeName="again")
+    made = server.create(BARE, agentRuntimeName="again")
     assert made["agentRuntimeVersion"] == "1"
     server.delete(made)

@@ -22,7 +22,7 @@ from agentcore_rl_toolkit.runtime.config import RuntimeConfig
 from agentcore_rl_toolkit.runtime.http.app import RuntimeApp
 from agentcore_rl_toolkit.runtime.runtime import Runtime
 
-from ..conftest import Server, wait_for
+from ..conftest import AGENTS, Server, wait_for
 
 
 class Buggy(RuntimeApp):
@@ -114,7 +114,7 @@ def test_bad_values_of_local_requests_are_400(server: Server) -> None:
 
 
 def test_calls_under_way_at_a_shutdown_end_as_any_others(start_server: Callable[..., Server]) -> None:
-    server = start_server("--set", "stop_grace=3")
+    server = start_server("--set", "stop_grace=3", agent=AGENTS / "bare.py")
     client = server.client(read_timeout=30, max_pool_connections=5)
     ids = {name: new_session_id() for name in ("quick", "endless")}
 

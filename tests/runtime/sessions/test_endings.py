@@ -7,14 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from agentcore_rl_toolkit.contract import new_session_id
-from agentcore_rl_toolkit.runtime import roots
 
 from ..conftest import AGENTS, Server, alive, wait_for
 
@@ -55,7 +53,7 @@ def test_a_runtime_ends_although_a_session_has_stopped_its_template(start_server
     assert "Traceback" not in server.output.read_text()
 
 
-@pytest.mark.parametrize("tier", ["auto", "none"])
+@pytest.mark.parametrize("tier", ["auto", pytest.param("none", marks=pytest.mark.nightly)])
 def test_a_killed_runtime_leaves_no_process_and_the_next_removes_its_files(
     start_server: Callable[..., Server], tmp_path: Path, tier: str
 ) -> None:
@@ -104,21 +102,3 @@ while not os.path.exists("{ready}"):
     subprocess.run([sys.executable, "-c", code], timeout=60, check=True, stdout=subprocess.DEVNULL)
     info = wait_for(lambda: json.loads(ready.read_text()) if ready.exists() else {"pid": 0})
     wait_for(lambda: not (info["pid"] and alive(info["pid"])))
-
-
-def refused(*options: str) -> str:
-    """What a runtime with these options says when it refuses to start."""
-    command = [sys.executable, "-m", "agentcore_rl_toolkit.cli", "runtime", "serve", *options]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 2
-    return done.stderr
-
-
-def test_taken_port_and_state_folder_are_named(start_server: Callable[..., Server], tmp_path: Path) -> None:
-    server = start_server("--state-dir", str(tmp_path / "state"), agent=BARE)
-    port = server.url.rpartition(":")[2]
-    assert f"port {port}" in refused("--port", port)
-    assert "in use by another runtime" in refused("--state-dir", str(tmp_path / "state"))
-    base = Path(tempfile.gettempdir()) / f"agentcore-rl-{os.getuid()}"
-    assert base.stat().st_mode & 0o077 == 0
-    assert any(s["url"] == server.url for s in roots.live_servers())

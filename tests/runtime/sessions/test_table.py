@@ -11,28 +11,7 @@ from botocore.exceptions import ReadTimeoutError
 
 from agentcore_rl_toolkit.contract import new_session_id
 
-from ..conftest import AGENTS, Server, alive, wait_for
-
-AGENT_HEAD = """
-from bedrock_agentcore.runtime import BedrockAgentCoreApp
-import asyncio, os, signal, time
-app = BedrockAgentCoreApp()
-"""
-AGENT_TAIL = """
-if __name__ == "__main__":
-    app.run()
-"""
-
-
-@pytest.fixture
-def agent_file(tmp_path: Path) -> Callable[[str], Path]:
-    def write(body: str) -> Path:
-        path = tmp_path / "agent" / "agent.py"
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(AGENT_HEAD + body + AGENT_TAIL)
-        return path
-
-    return write
+from ..conftest import AGENTS, Server, alive, wait_for, write_agent
 
 
 def test_idle_session_ends_and_its_folder_goes(
@@ -50,22 +29,17 @@ def test_idle_session_ends_and_its_folder_goes(
 
 
 def test_stop_gives_sigterm_and_a_grace_and_frees_the_id_at_once(
-    start_server: Callable[..., Server], session_id: str, agent_file: Callable[[str], Path], tmp_path: Path
+    start_server: Callable[..., Server], session_id: str, tmp_path: Path
 ) -> None:
     note = tmp_path / "notes"
     note.mkdir()
-    agent = agent_file(f"""
-@app.entrypoint
-async def main(payload):
-    return {{"pid": os.getpid()}}
-
-def note(text):
-    with open({str(note / "log")!r}, "a") as f:
-        f.write(text + "\\n")
-
+    agent = write_agent(
+        tmp_path / "agent" / "agent.py",
+        f"""
 import atexit
-atexit.register(note, "exit function ran")
-""")
+atexit.register(lambda: open({str(note / "log")!r}, "a").write("exit function ran"))
+""",
+    )
     server = start_server("--writable", str(note), "--set", "stop_grace=20", agent=agent)
     server.invoke({}, session_id)
     pid = server.session(session_id)["pid"]
@@ -74,16 +48,16 @@ atexit.register(note, "exit function ran")
     server.invoke({}, session_id)
     assert server.session(session_id)["pid"] != pid
     assert wait_for(lambda: server.ended(session_id))["exit_status"] == 0
-    assert (note / "log").read_text() == "exit function ran\n"
+    assert (note / "log").read_text() == "exit function ran"
 
 
 def test_session_that_ignores_sigterm_is_killed_with_all_it_started(
     start_server: Callable[..., Server], session_id: str
 ) -> None:
-    server = start_server("--set", "stop_grace=0.5")
+    server = start_server("--set", "stop_grace=0.5", agent=AGENTS / "bare.py")
     daemon = server.invoke({"do": "spawn"}, session_id)["child"]
     assert daemon in server.processes()
-    client = server.client(read_timeout=1)
+    client = server.client(read_timeout=0.5)
     with pytest.raises(ReadTimeoutError):
         server.invoke({"do": "spin", "s": 30}, session_id, client=client)  # its loop is blocked: SIGTERM has no effect
     server.default_client.stop_runtime_session(agentRuntimeArn=server.arn, runtimeSessionId=session_id)

@@ -67,7 +67,7 @@ def test_sessions_of_an_agent_with_threads_run_its_file_and_say_why(server: Serv
 def test_an_agent_that_imports_numpy_is_forked_and_may_have_its_threads_instead(
     server: Server, load: Callable[..., str], tmp_path: Path
 ) -> None:
-    (tmp_path / "agent.py").write_text("import numpy\n" + (AGENTS / "respond.py").read_text())
+    (tmp_path / "agent.py").write_text("import numpy\n" + (AGENTS / "bare.py").read_text())
     assert template(server, load(tmp_path / "agent.py"))["start"] == "fork"
     if (os.cpu_count() or 1) > 1 and sys.platform == "linux":
         found = template(server, load(tmp_path / "agent.py", OPENBLAS_NUM_THREADS="2"))
