@@ -14,9 +14,11 @@ from typing import Any
 
 import pytest
 
-from agentcore_rl_toolkit.isolation.cover import Cover
+from agentcore_rl_toolkit.isolation.cover import Cover, private_files
 from agentcore_rl_toolkit.isolation.hints import VARIABLE, describe, hint
 from agentcore_rl_toolkit.isolation.sandbox import command, interpreter_paths, no_sandbox, project_of
+
+from ..runtime.test_roots import make_deep
 
 pytestmark = pytest.mark.skipif(no_sandbox() is not None, reason=f"no sandbox here: {no_sandbox()}")
 NOBODY = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"]
@@ -233,6 +235,15 @@ def test_an_environment_that_is_a_link_in_the_project_is_shown(tmp_path: Path) -
     words = [*command([project, project / ".venv"], covers=covers), "cat", f"{project}/.venv/library"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60, cwd="/")
     assert (done.stdout, done.returncode) == ("found", 0), done.stderr
+
+
+def test_a_deep_folder_of_the_project_is_searched(tmp_path: Path) -> None:
+    deep = tmp_path / "project" / "left"
+    make_deep(deep)
+    (deep / "deep" / "api.key").write_text("secret")
+    (deep / "deep" / "circle").symlink_to("circle")
+    assert [*private_files(str(tmp_path / "project"))] == [deep / "deep" / "api.key"]
+    subprocess.run(["rm", "-rf", str(deep)], check=True)  # the removal by pytest is recursive
 
 
 def test_installed_packages_on_the_import_path_are_not_searched(tmp_path: Path) -> None:

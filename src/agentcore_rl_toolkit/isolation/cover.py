@@ -105,23 +105,28 @@ def may_show(paths: Iterable[Path], script: Path, readable: Iterable[Path]) -> b
 
 
 def private_files(top: str, linked: Collection[tuple[int, int]] = ()) -> Iterator[Path]:
-    """Find keys, `.env` files, `.git`, folders of runs, and all names of the ``linked`` inodes. Blocks."""
-    for base, folders, files in os.walk(top):
-        inner = []
-        for name in folders:
-            path = Path(base, name)
-            is_run = any(os.path.exists(path / file) for file in RUN_FILES)
-            is_run |= name == "runs" and not any(path.glob("*.py"))  # a package may have this name
-            if is_run or name in (".git", ".agentcore-rl") or name.startswith(".env"):
-                yield path
-            elif name not in ("node_modules", "site-packages"):
-                inner.append(name)
-        folders[:] = inner
-        for name in files:
+    """Find keys, `.env` files, `.git`, folders of runs, and all names of the ``linked`` inodes, at any depth. Blocks."""
+    pending = [top]
+    while pending:  # os.walk is recursive in Python 3.11
+        try:
+            with os.scandir(pending.pop()) as opened:
+                entries = list(opened)
+        except OSError:  # it cannot be read, or its path is too long to be read by name
+            continue
+        for entry in entries:
+            name, is_folder = entry.name, entry.is_dir(follow_symlinks=False)
+            if is_folder or (entry.is_symlink() and os.path.isdir(entry.path)):
+                is_run = any(os.path.exists(f"{entry.path}/{file}") for file in RUN_FILES)
+                is_run |= name == "runs" and not glob.glob(f"{glob.escape(entry.path)}/*.py")  # a package may have it
+                if is_run or name in (".git", ".agentcore-rl") or name.startswith(".env"):
+                    yield Path(entry.path)
+                elif is_folder and name not in ("node_modules", "site-packages"):
+                    pending.append(entry.path)
+                continue
             is_key = name in PRIVATE or name.endswith((".key", ".env"))
             is_private = is_key or name.startswith((".env", *RUN_FILES))
-            if is_private or (linked and _inode(os.path.join(base, name)) in linked):
-                yield Path(base, name)
+            if is_private or (linked and _inode(entry.path) in linked):
+                yield Path(entry.path)
 
 
 def _inode(path: str) -> tuple[int, int] | None:
