@@ -39,8 +39,10 @@ def test_it_serves_within_its_block_and_is_gone_after_it() -> None:
 
 
 def test_an_agent_that_does_not_load_is_an_error_with_its_traceback() -> None:
-    with pytest.raises(LocalRuntimeError, match="nothing_of_this_name"):
+    with pytest.raises(LocalRuntimeError, match="No module named 'nothing_of_this_name'") as error:
         LocalRuntime({"broken": AGENTS / "broken.py"}).start()
+    assert f'File "{AGENTS / "broken.py"}", line 3' in str(error.value)
+    assert "agentcore_rl_toolkit/runtime" not in str(error.value)
 
 
 def test_old_versions_do_not_keep_their_processes(server: Server) -> None:

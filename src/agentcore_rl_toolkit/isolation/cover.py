@@ -117,7 +117,7 @@ def private_files(top: str, linked: Collection[tuple[int, int]] = ()) -> Iterato
             name, is_folder = entry.name, entry.is_dir(follow_symlinks=False)
             if is_folder or (entry.is_symlink() and os.path.isdir(entry.path)):
                 is_run = any(os.path.exists(f"{entry.path}/{file}") for file in RUN_FILES)
-                is_run |= name == "runs" and not glob.glob(f"{glob.escape(entry.path)}/*.py")  # a package may have it
+                is_run |= name == "runs" and not any(Path(entry.path).glob("*.py"))  # a package may have it
                 if is_run or name in (".git", ".agentcore-rl") or name.startswith(".env"):
                     yield Path(entry.path)
                 elif is_folder and name not in ("node_modules", "site-packages"):

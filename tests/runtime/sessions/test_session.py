@@ -176,13 +176,13 @@ async def test_the_last_ping_before_the_limit_decides(bench: Bench) -> None:
     assert bench.table.ended_total == {}
 
 
-async def test_pings_without_an_answer_are_not_busy(bench: Bench) -> None:
-    async with bench.use(idle_timeout_s=0.3):
+@pytest.mark.parametrize("error", [UpstreamLostError("nobody"), KeyError("of a kind that nobody foresaw")])
+async def test_a_ping_that_fails_keeps_no_session(bench: Bench, error: Exception) -> None:
+    def fail() -> Any:
+        raise error
 
-        def lost() -> Any:
-            raise UpstreamLostError("nobody")
-
-        bench.answer = lost
+    async with bench.use(idle_timeout_s=0.2):
+        bench.answer = fail
     assert (await bench.ending())["state"] == "idle"
 
 
@@ -329,15 +329,6 @@ async def test_only_so_many_start_at_once_and_their_time_counts_from_then(
     for call in calls:
         await call.__aexit__(None, None, None)
     await bench.table.close()
-
-
-async def test_a_ping_that_cannot_be_read_keeps_no_session(bench: Bench) -> None:
-    def unforeseen() -> Any:
-        raise KeyError("of a kind that nobody foresaw")
-
-    async with bench.use(idle_timeout_s=0.2):
-        bench.answer = unforeseen
-    assert (await bench.ending())["state"] == "idle"
 
 
 async def test_a_shutdown_shortens_the_grace_of_a_stopped_session(bench: Bench) -> None:
