@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import pytest
 
@@ -14,7 +13,7 @@ from agentcore_rl_toolkit.gateway.client.captures import read_captures
 from agentcore_rl_toolkit.gateway.http.client import stream
 from scripted_engine import Fault, ScriptedEngine
 
-from ..asking import asked_by, gpt, status_of, talking
+from ..asking import asked_by, status_of, talking, until
 
 
 @pytest.mark.parametrize(
@@ -35,15 +34,6 @@ async def test_what_is_no_gateway_is_said_and_not_a_traceback(answer: bytes) -> 
     async with talking(talk) as url:
         with pytest.raises(GatewayError):
             await GatewayClient(url, timeout_s=5).health_async()
-
-
-async def ask(session: SessionHandle, text: str, **asked: Any) -> str:
-    """The answer, read by OpenAI's client."""
-    async with gpt(session) as agent:
-        assistant: Any = [{"role": "user", "content": text}]
-        return str(
-            (await agent.chat.completions.create(model="m", messages=assistant, **asked)).choices[0].message.content
-        )
 
 
 @pytest.mark.parametrize("name", ["create_sessions", "fetch", "delete"])
@@ -103,13 +93,12 @@ async def test_a_bulk_fetch_that_a_proxy_ends_early_is_an_error(
 
 async def test_sessions_are_listed_with_their_running_calls(client: GatewayClient, engine: ScriptedEngine) -> None:
     quick, slow = await client.create_sessions_async(["listed-1", "listed-2"], metadata={"input_id": "sum"})
-    await ask(quick, "hello")
+    await status_of(quick, "hello")
     gate = asyncio.Event()
     engine.faults.append(Fault(gate=gate))
-    calling = asyncio.ensure_future(ask(slow, "slow"))
-    async with asyncio.timeout(60):
-        while not (running := await client.sessions_async(running=True)):  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
+    calling = asyncio.ensure_future(status_of(slow, "slow"))
+    await until(lambda: len(engine.calls) == 2)
+    running = await client.sessions_async(running=True)
     assert [s["session_id"] for s in running] == ["listed-2"]
     [call] = running[0]["calls"]
     assert call["state"] == "sampling"

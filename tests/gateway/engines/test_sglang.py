@@ -128,8 +128,10 @@ def test_each_short_event_is_read_and_of_long_ones_that_repeat_tokens_some(token
     reader = TOKEN_ENGINES["sglang"].reader()
     events = [answer(("3", 0, n), upto=n, finish=None) for n in range(tokens, tokens + 20)]
     events[-1]["meta_info"]["finish_reason"] = {"type": "stop"}
-    found = [len(reader(json.dumps(event).encode())) for event in events]
-    assert (sum(found), found[0], found[-1]) == (read, 1, 1)
+    found = [reader(json.dumps(event).encode()) for event in events]
+    counts = [len(pieces) for pieces in found]
+    assert (sum(counts), counts[0], counts[-1]) == (read, 1, 1)
+    assert [i for pieces in found for piece in pieces for i in piece.ids] == list(range(tokens + 19))
 
 
 @pytest.mark.parametrize("numbers", [("default", 0), ("3", 2**31), ("3", -1), (str(2**31), 0)])

@@ -12,7 +12,6 @@ from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.errors import GatewayError
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, SessionHandle
 from agentcore_rl_toolkit.gateway.http.client import request
-from agentcore_rl_toolkit.gateway.testing import logprob_of
 from agentcore_rl_toolkit.messages.render import Renderer
 from agentcore_rl_toolkit.messages.wire.passthrough import KNOWN
 from scripted_engine import ScriptedEngine
@@ -266,26 +265,6 @@ async def test_a_named_tool_is_required_of_the_calls_that_offer_it(
         assert await status_of(session, tools=offered) == 200
         body = engine.calls[-1].body
         assert (("structural_tag" in str(body)) if model_dir else (body.get("tool_choice") == choice)) is forced
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_an_agent_may_ask_for_top_logprobs_and_gets_those_that_are_known(
-    engine: ScriptedEngine, start_gateway: Start, stream: bool
-) -> None:
-    engine.first_id, engine.last_id = 300, 500
-    session = await opened(await start_gateway(engine, model_dir=str(MODEL)))
-    async with gpt(session) as llm:
-        asked: Any = {
-            "model": "m",
-            "messages": [{"role": "user", "content": "hi"}],
-            "logprobs": True,
-            "top_logprobs": 5,
-        }
-        reply = await llm.chat.completions.create(**asked, stream=stream)
-        choices = [c.choices[0] async for c in reply if c.choices] if stream else reply.choices
-    entries = [entry for choice in choices if choice.logprobs for entry in choice.logprobs.content or ()]
-    assert [e.logprob for e in entries] == [logprob_of(i) for i in engine.calls[0].completion_ids[0]]
-    assert all([(t.token, t.logprob) for t in e.top_logprobs] == [(e.token, e.logprob)] for e in entries)
 
 
 @pytest.mark.parametrize("seed", [42, 42.0])

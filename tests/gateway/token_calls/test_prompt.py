@@ -78,13 +78,15 @@ async def test_counted_tokens_are_those_of_the_prompt_that_is_sent(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_logprobs_carry_each_token(
+async def test_logprobs_carry_each_token_which_is_the_only_known_alternative(
     engine: ScriptedEngine, session: SessionHandle, renderer: Renderer, stream: bool
 ) -> None:
     ids = renderer.encode("5 +")
     engine.replies.append({"token_ids": [*ids, min(renderer.stop_token_ids)]})
     async with gpt(session) as llm:
-        reply = await llm.chat.completions.create(model="m", messages=[USER], logprobs=True, stream=stream)
+        reply = await llm.chat.completions.create(
+            model="m", messages=[USER], logprobs=True, top_logprobs=5, stream=stream
+        )
         if isinstance(reply, openai.AsyncStream):
             entries = [
                 entry
@@ -98,6 +100,7 @@ async def test_logprobs_carry_each_token(
             entries = reply.choices[0].logprobs.content or []
     assert bytes(b for entry in entries[:-1] for b in entry.bytes or []).decode() == "5 +"
     assert [entry.logprob for entry in entries[:-1]] == [logprob_of(i) for i in ids]
+    assert all([(t.token, t.logprob) for t in e.top_logprobs] == [(e.token, e.logprob)] for e in entries)
 
 
 async def test_a_rendering_that_is_cancelled_twice_keeps_its_history_to_itself(

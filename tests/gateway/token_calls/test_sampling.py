@@ -27,27 +27,20 @@ def start(engine: ScriptedEngine, start_gateway: Start) -> Start:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_sglang_is_told_by_name_when_the_agent_hangs_up(
-    engine: ScriptedEngine, start: Start, stream: bool
+@pytest.mark.parametrize("kind", ["sglang", "vllm"])
+async def test_an_engine_ends_the_call_of_an_agent_that_hung_up(
+    engine: ScriptedEngine, start: Start, kind: str, stream: bool
 ) -> None:
-    session = await opened(await start("sglang", limits=Limits(connect_s=60.0, orphan_s=0.1)))
+    """SGLang is also asked by the call's name. vLLM's connection is closed, and nothing else is sent."""
+    session = await opened(await start(kind, limits=Limits(connect_s=60.0, orphan_s=0.1)))
     engine.tokens, engine.token_s = 50, 0.05
     engine.faults.append(Fault(delay_s=0 if stream else 5))
     await hang_up(engine, session, stream=stream)
-    await until(lambda: bool(engine.aborted))
     [call] = engine.calls
-    assert engine.aborted == [call.body["rid"]]
-    await until(lambda: call.cancelled)
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_vllm_ends_a_call_when_its_connection_closes(engine: ScriptedEngine, start: Start, stream: bool) -> None:
-    session = await opened(await start("vllm", limits=Limits(connect_s=60.0, orphan_s=0.1)))
-    engine.tokens, engine.token_s = 50, 0.05
-    engine.faults.append(Fault(delay_s=0 if stream else 5))
-    await hang_up(engine, session, stream=stream)
-    await until(lambda: engine.calls[0].cancelled)
-    assert [r.path for r in engine.requests if r.method == "POST"] == [engine.calls[0].path]
+    await until(lambda: call.cancelled and (kind == "vllm" or engine.aborted))
+    assert engine.aborted == ([call.body["rid"]] if kind == "sglang" else [])
+    paths = [r.path for r in engine.requests if r.method == "POST"]
+    assert paths[1:] == ([] if kind == "vllm" else ["/abort_request"])
 
 
 async def test_a_call_that_is_tried_again_has_another_name_and_a_finished_one_is_not_aborted(
