@@ -254,7 +254,7 @@ async def test_a_call_past_its_deadline_is_cancelled_and_said_to_be(service: Scr
 # -- settings
 
 
-async def test_tinker_needs_a_tokenizer_and_stands_alone(gateway: Gateway) -> None:
+def test_tinker_needs_a_tokenizer_and_stands_alone() -> None:
     upstream = UpstreamConfig(url="http://127.0.0.1:1", engine="tinker")
     other = UpstreamConfig(url="http://127.0.0.1:2", engine="vllm")
     with pytest.raises(ConfigError, match="--model"):

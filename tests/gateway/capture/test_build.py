@@ -39,6 +39,8 @@ def recorded(texts: Texts, index: int, prompt: list[int], answers: list[list[int
     if index % 2:  # as a thread does with a long prompt
         pack_long_prompt(texts, captured)
         assert captured.prompt_ids in (None, pack_ids(prompt))
+    elif index % 4:  # as in token mode
+        captured.prompt_ids = pack_ids(prompt)
     record = new_record(OK, f"c{index}", index)
     record.request = b'{"model":"m"}'
     complete(

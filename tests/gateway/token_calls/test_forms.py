@@ -69,7 +69,7 @@ async def test_the_thinking_before_a_forced_call_is_free_and_trains(
     assert sequence.weight == 1.0
 
 
-async def test_an_answer_that_used_no_form_trains_whole_and_a_form_without_thinking_not_at_all(
+async def test_an_answer_that_used_no_form_trains_whole(
     thinker: Path, engine: ScriptedEngine, start_gateway: Start
 ) -> None:
     renderer = Renderer.from_path(thinker)
@@ -83,16 +83,6 @@ async def test_an_answer_that_used_no_form_trains_whole_and_a_form_without_think
     turns, report = await read(gateway, session)
     assert [(turn.free_tokens, turn.trained_tokens) for turn in turns] == [(None, len(ids)), (None, len(cut))]
     assert report.held_tokens == 0
-    plain = await start_gateway(engine, model_dir=str(MODEL))  # its template has no thinking
-    session = await opened(plain)
-    assert (await ask(session, tools=TOOLS, tool_choice="required"))[0] == 200
-    [turn], _ = await read(plain, session)
-    assert turn.why_untrainable() == "held_to_a_form"
-    everything = await start_gateway(engine, model_dir=str(MODEL), train_constrained=True)
-    session = await opened(everything)
-    assert (await ask(session, tools=TOOLS, tool_choice="required"))[0] == 200
-    [turn], _ = await read(everything, session)
-    assert (turn.why_untrainable(), turn.trained_tokens) == (None, len(turn.completion_ids))
 
 
 FORCED: list[tuple[dict[str, Any], set[str]]] = [
