@@ -125,15 +125,12 @@ def private_files(top: str, linked: Collection[tuple[int, int]] = ()) -> Iterato
                 continue
             is_key = name in PRIVATE or name.endswith((".key", ".env"))
             is_private = is_key or name.startswith((".env", *RUN_FILES))
-            if is_private or (linked and _inode(entry.path) in linked):
+            if linked and not is_private:
+                with contextlib.suppress(OSError):
+                    info = os.stat(entry.path)
+                    is_private = (info.st_dev, info.st_ino) in linked
+            if is_private:
                 yield Path(entry.path)
-
-
-def _inode(path: str) -> tuple[int, int] | None:
-    with contextlib.suppress(OSError):
-        found = os.stat(path)
-        return found.st_dev, found.st_ino
-    return None
 
 
 def _always_listed(script: Path) -> tuple[Path, ...]:

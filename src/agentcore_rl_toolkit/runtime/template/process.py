@@ -93,7 +93,10 @@ def main(control: str, given: str) -> None:
     def take_over(app: Any, uvicorn_options: dict[str, Any]) -> None:
         check_forkable(control_fd)
         config = make_config(app, uvicorn_options)
-        import_late_parts()
+        for library, names in LATE_IMPORTS.items():
+            for name in names if library in sys.modules else ():
+                with contextlib.suppress(Exception):  # another version of the library, or one without this part
+                    importlib.import_module(name)
         loop(lambda listener: leave(serve(config, listener)))
 
     def run_cold(listener: socket.socket) -> None:
@@ -144,14 +147,6 @@ def import_libraries(file: str) -> None:
     for name in names:
         with contextlib.suppress(BaseException):
             importlib.import_module(name)
-
-
-def import_late_parts() -> None:
-    """Import the modules of the table whose library is loaded."""
-    for library, names in LATE_IMPORTS.items():
-        for name in names if library in sys.modules else ():
-            with contextlib.suppress(Exception):  # another version of the library, or one without this part
-                importlib.import_module(name)
 
 
 def _agents_traceback(error: BaseException) -> str:
