@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import anthropic
-import httpx
 import openai
 import pytest
 
@@ -32,19 +30,6 @@ async def engine() -> AsyncIterator[ScriptedEngine]:
 for client in (openai, anthropic):
     base = client._base_client
     base.DEFAULT_TIMEOUT = type(base.DEFAULT_TIMEOUT)(600.0)
-
-
-@functools.cache
-def tls_context(verify: Any, cert: Any, trust_env: bool, *environment: str | None) -> Any:
-    return httpx.create_ssl_context(verify, cert, trust_env)
-
-
-def shared_tls_context(verify: Any = True, cert: Any = None, trust_env: bool = True) -> Any:
-    """Each client makes a TLS context, which takes 30 ms of CPU. All clients of the tests share one."""
-    return tls_context(verify, cert, trust_env, *map(os.environ.get, ("SSL_CERT_FILE", "SSL_CERT_DIR")))
-
-
-httpx._transports.default.create_ssl_context = shared_tls_context  # type: ignore[attr-defined]
 
 
 @functools.cache
