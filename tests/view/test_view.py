@@ -641,7 +641,7 @@ def test_the_first_screen_says_why_a_run_does_not_learn(shown: Shown) -> None:
     assert SENTENCES["cut"] in first.inner_text()
     assert page.inner_text("h1 .status") == "stopped at 12 of 100"
     counts = page.locator(".fact", has_text="rollouts").first
-    assert counts.inner_text().split("\n") == ["rollouts", "384+ 100 held out"]  # with a margin between
+    assert counts.inner_text().split("\n") == ["rollouts", "192+ 100 held out"]  # with a margin between
     held = chart(page, "Reward")
     for mean, low, high in zip(*(held[name] for name in ("held out", "held out, low", "held out, high")), strict=True):
         assert mean is None or low <= mean <= high
@@ -649,7 +649,7 @@ def test_the_first_screen_says_why_a_run_does_not_learn(shown: Shown) -> None:
     assert box is not None
     assert box["y"] + box["height"] < 300, "it is seen without scrolling"
     first.locator("a").click()
-    page.wait_for_selector("#count:text-is('128 rollouts')")  # the number in the sentence
+    page.wait_for_selector("#count:text-is('64 rollouts')")  # the number in the sentence
 
 
 def test_the_server_answers_nobody_else_and_allows_no_remote_part(served: tuple[str, Path]) -> None:

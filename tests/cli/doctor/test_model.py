@@ -61,7 +61,7 @@ def test_a_folder_without_weights_has_its_template_checked_and_ends_with_1_when_
 def test_too_little_memory_and_a_template_without_tools_are_said(
     without_tools: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loading, "free_memory", lambda: 3_000_000)
+    monkeypatch.setattr(loading, "free_memory", lambda: 4_800_000)
     found = doctor(without_tools, monkeypatch)
     assert found["tool calls"] == ("note", "none", NO_TOOLS)
     assert found["memory"][0] == "note"
