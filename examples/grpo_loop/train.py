@@ -96,6 +96,7 @@ def main() -> None:
         services = Services(client=client, gateway=gateway, run_dir=run_dir, recording=recording)
         try:
             asyncio.run(run(settings, services, a.policy_url, rows, held_out))
+            recording.finished(steps=a.steps)
         except AgentCoreRLError as e:
             sys.exit(f"the run ended: {e}")
 

@@ -296,6 +296,7 @@ def test_the_command_evaluates_trains_and_evaluates(service: Service, settings: 
     assert (report["before"], report["after"]) == ({"eval/reward/mean": 0.0}, {"eval/reward/mean": 1.0})
     assert [p["inferenceParams"]["temperature"] for p in service.agents.payloads] == [0, 0, *[1] * 64, 0, 0]
     shown = CliRunner().invoke(show, [str(tmp_path / "run")], catch_exceptions=False).output
+    assert shown.startswith("run   finished")
     assert 'sums  Completed  {"ProgressInfo": {"CurrentStep": 1' in shown
     assert 'sums-after  Completed  {"RolloutInfo": {"Completed": 2, "Total": 2}}  {"EvaluationMetrics":' in shown
     last = service.control.describe_job(JobName="sums-after", JobCategory="AgentRFTEvaluation")

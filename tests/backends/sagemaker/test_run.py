@@ -19,7 +19,7 @@ from agentcore_rl_toolkit.backends.sagemaker.local.service import running
 from agentcore_rl_toolkit.backends.sagemaker.settings import SageMakerConfig
 from agentcore_rl_toolkit.backends.training.settings import STATE_FILE
 from agentcore_rl_toolkit.contract import Outcome
-from agentcore_rl_toolkit.runs.folder import append_event, read_metrics
+from agentcore_rl_toolkit.runs.folder import append_event, read_metrics, status
 
 from ..service_runs import RecordingModel, agents, check_tokens
 
@@ -50,6 +50,7 @@ def test_a_session_trains_exactly_what_it_sampled_and_a_second_run_goes_on(
             **settings,
         )
         assert asyncio.run(run_async(config, keep)) == 1
+        assert status(config.output_dir) == "finished"
         [groups] = batches
         assert Counter(r.outcome for g in groups for r in g.rollouts) == {Outcome.OK: 31, Outcome.AGENT_ERROR: 1}
         assert steps[0]["billed_sample_tokens"] > 0

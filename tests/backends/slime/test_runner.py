@@ -15,9 +15,10 @@ import pytest
 
 from agentcore_rl_toolkit.backends.slime import SlimeRunner
 from agentcore_rl_toolkit.backends.slime.generate import payload_of
-from agentcore_rl_toolkit.backends.slime.runner import prepare_data
+from agentcore_rl_toolkit.backends.slime.runner import SlimeError, prepare_data
 from agentcore_rl_toolkit.backends.slime.settings import JOB_ENV
 from agentcore_rl_toolkit.errors import ConfigError
+from agentcore_rl_toolkit.runs.folder import status
 from serving import wait_for
 
 from .stand_in import Sample
@@ -98,12 +99,26 @@ def test_a_dry_run_prints_the_exact_command_and_touches_nothing(
 def test_a_run_writes_its_inputs_and_submits_one_job(place: Path, with_ray: Path) -> None:
     runner(place).train()
     assert with_ray.read_text().splitlines() == ["job submit"]
+    assert not (place / "runs/e1/summary.json").exists(), "the job has kept its rollouts elsewhere"
     settings = json.loads((place / "runs/e1/rollout.yaml").read_text())
     assert settings["agent_runtime_arn"].endswith("runtime/math")
     assert settings["gateway_port"] == 9090
     rows = [json.loads(line) for line in (place / "runs/e1/data.jsonl").read_text().splitlines()]
     assert rows[0] == {"prompt": "1+1", "metadata": {"prompt": "1+1", "answer": "2"}}
     assert rows[1] == {"prompt": "", "metadata": {"question": "2+2", "answer": "4"}}
+
+
+def test_only_a_job_that_ended_well_leaves_a_finished_run(
+    place: Path, with_ray: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (place / "runs/e1").mkdir(parents=True)
+    (place / "runs/e1/metrics.jsonl").write_text('{"event": "step", "step": 0}\n')
+    runner(place).train()
+    assert status(place / "runs/e1") == "finished"
+    monkeypatch.setenv("RAY_JOB", "1")
+    with pytest.raises(SlimeError):
+        runner(place).train()
+    assert status(place / "runs/e1") != "finished"
 
 
 def test_bad_rows_leave_no_file_with_keys_in_the_runs_folder(place: Path, with_ray: Path) -> None:

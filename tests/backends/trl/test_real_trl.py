@@ -17,6 +17,7 @@ from agentcore_rl_toolkit.backends.collection.advantages import grpo
 from agentcore_rl_toolkit.backends.collection.collect import collect
 from agentcore_rl_toolkit.backends.collection.samples import rollout_samples
 from agentcore_rl_toolkit.runs import Query, RunReader
+from agentcore_rl_toolkit.runs.folder import status
 
 from ..recorded import Replay, recorded_episodes, requests_for
 
@@ -117,6 +118,7 @@ def test_a_script_of_ones_own_leaves_a_run(
     plain: dict[str, Any], is_what_the_docs_say: Callable[[Path, str], None]
 ) -> None:
     is_what_the_docs_say(Path(plain["run"]), "TRL")
+    assert status(Path(plain["run"])) == "finished"
     with RunReader(Path(plain["run"])) as run:
         [step] = run.metrics()
         usable = run.rollouts(Query(usable=True))

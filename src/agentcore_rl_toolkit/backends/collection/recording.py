@@ -98,6 +98,10 @@ class Recording:
         written.replace(folder / METRICS)  # a full disk or a kill leaves the old file
         (folder / SUMMARY).unlink(missing_ok=True)
 
+    def finished(self, **facts: Any) -> None:
+        """Write `summary.json`. A run without it has stopped."""
+        (self.run.folder / SUMMARY).write_text(json.dumps(facts) + "\n")
+
     def masked(self, groups: Sequence[Group]) -> None:
         """Add that a rollout was left out as too long, which is decided after it was recorded."""
         for rollout in (r for group in groups for r in group.rollouts if r.mask_reason == "too_long"):

@@ -19,6 +19,7 @@ from ...client.data import encode_payload, read_rows
 from ...errors import TrainingServiceError
 from ...gateway.sampling_services.sagemaker import CONTROL, Caller, client_of
 from ...runs import locked
+from ...runs.folder import SUMMARY
 from ...store import open_store
 from ..collection.credit import refuse
 from ..collection.recording import Recording, open_recording
@@ -104,6 +105,7 @@ class Jobs:
         config = self._config
         with locked(config.output_dir):
             self._recording = open_recording(config.output_dir, config.shown())
+            (config.output_dir / SUMMARY).unlink(missing_ok=True)
             try:
                 before = await self._evaluate("before", config.start_from)
                 groups = {
@@ -122,6 +124,7 @@ class Jobs:
                 self._control.close()
             report = {"job": config.job_name, "model_package": package, "before": before, "after": after, **made}
             (config.output_dir / "job.json").write_text(json.dumps(report, indent=2), encoding="utf-8")
+            self._recording.finished(model_package=package)
             return package
 
     async def _evaluate(self, when: str, package: str | None) -> Any:

@@ -22,6 +22,7 @@ from pydantic import Field
 from ..._servers.process import terminated_as_interrupted
 from ...client.data import encode_payload, read_rows
 from ...errors import AgentCoreRLError, ConfigError
+from ...runs.folder import SUMMARY, is_run
 from ..settings import Plan, planned
 from . import trained
 from .settings import (
@@ -134,6 +135,8 @@ class SlimeRunner(SlimeSettings):
         command = list(plan.command or ())
         job_id = command[command.index("--submission-id") + 1]
         self._write_inputs()
+        summary = self.record_folder / SUMMARY
+        summary.unlink(missing_ok=True)
         with terminated_as_interrupted():
             try:
                 code = run_job(command, plan.environment, job_id=job_id, address=self._job_address())
@@ -143,6 +146,8 @@ class SlimeRunner(SlimeSettings):
                     trained.take_rest(self.record_folder)
         if code:
             raise SlimeError(f"slime ended with exit code {code} (Ray job {job_id}); its log is above")
+        if is_run(self.record_folder):
+            summary.write_text(json.dumps({"steps": num_rollout}) + "\n")
         return plan
 
     # -- plan ---------------------------------------------------------------------------------------------------------

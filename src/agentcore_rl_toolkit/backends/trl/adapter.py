@@ -282,6 +282,10 @@ class StepMetrics(TrainerCallback):
             step = int(state.global_step) // _parts(args)
             self.recording.forget(from_step=step, evaluations_from=step + 1)
 
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.is_world_process_zero:
+            self.recording.finished(optimizer_steps=int(state.global_step))
+
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         found = step_numbers(logs or {})
         done, parts = int(state.global_step), _parts(args)
