@@ -18,7 +18,7 @@ from agentcore_rl_toolkit.errors import GatewayError, GatewayLostError
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient
 from scripted_engine import ScriptedEngine
 
-from ..asking import Start, asked_by, talking
+from ..asking import Start, asked_by, talking, until
 from ..asking import status_of as ask
 from ..served import Served
 
@@ -146,6 +146,32 @@ async def test_a_gateway_that_catches_up_slowly_ends_with_the_newest_change(gate
         released.set()
         assert await returning == {}
         assert handled[-1] == 2
+
+
+async def test_a_change_does_not_wait_for_a_gateway_that_hangs(gateway: Gateway) -> None:
+    versions: list[int] = []
+    up, released = False, asyncio.Event()
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head, body = await asked_by(reader)
+        if not up:
+            return
+        await released.wait()
+        if head.startswith(b"POST /admin/weight_version"):
+            versions.append(json.loads(body)["weight_version"])
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}")
+        await writer.drain()
+
+    async with talking(talk) as url:
+        client = GatewayClient([gateway.url, url])
+        assert list(await client.away_async()) == [url]
+        up = True
+        change = asyncio.ensure_future(client.set_weight_version_async(1))
+        await until(lambda: gateway.running.weight_version == 1)
+        released.set()
+        await change
+    assert set(versions) == {1}
+    assert client.silent == {}
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import random
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -428,12 +427,9 @@ class GatewayClient:
         except GatewayError as e:
             log.debug("gateway %s: %s", gateway.url, e)
 
-    async def _present(self, *, rest: bool = True) -> list[OneGateway]:
-        """Return the gateways that answer, after a check of those that are away and not in their ``rest``.
-
-        If none answers, return all.
-        """
-        now_s = time.monotonic() if rest else math.inf
+    async def _present(self) -> list[OneGateway]:
+        """Return the gateways that answer, after a check of those that are away. If none answers, return all."""
+        now_s = time.monotonic()
         away = [g for g in self._all if g.away_since_s is not None and now_s >= g.look_at_s]
         await asyncio.gather(*map(self._look, away))
         return [g for g in self._all if g.away_since_s is None] or list(self._all)
@@ -443,10 +439,24 @@ class GatewayClient:
     async def _everywhere(self, request: Callable[[OneGateway], Awaitable[T]], *, rest: bool = True) -> dict[str, T]:
         """Return the response of every gateway by its URL. A gateway that is away gets the state when it answers again.
 
-        ``rest`` False is for changes of the state: an away gateway may answer again, and its agents use it.
+        ``rest`` False is for changes of the state: an away gateway may answer again, and its agents use it. So it is checked also
+        in its rest, and the others do not wait for that.
         Raises: GatewayError when a gateway refuses, or none answers.
         """
-        answers, failures = await self._gather({g: partial(request, g) for g in await self._present(rest=rest)})
+
+        async def returned(gateway: OneGateway) -> tuple[dict[OneGateway, T], dict[OneGateway, GatewayError]]:
+            await self._look(gateway)
+            return await self._gather({} if gateway.away_since_s is not None else {gateway: partial(request, gateway)})
+
+        present = await self._present() if rest else [g for g in self._all if g.away_since_s is None]
+        away = [] if rest else [g for g in self._all if g not in present]
+        requests = {g: partial(request, g) for g in present}
+        (answers, failures), *others = await asyncio.gather(self._gather(requests), *map(returned, away))
+        for found, failed in others:
+            answers |= found
+            failures |= failed
+        if not (answers or failures):
+            answers, failures = await self._gather({g: partial(request, g) for g in self._all})
         for error in failures.values():
             if error.status is not None or not answers:
                 raise error
