@@ -129,6 +129,9 @@ class Gateway:
             await self.samplers.close()
         if self.token_mode is not None:
             self.token_mode.executor.shutdown(wait=False, cancel_futures=True)
+            if self.token_mode.tasks:  # engines are asked to end the calls that were aborted
+                await asyncio.wait(self.token_mode.tasks, timeout=grace_s)
+            await self.token_mode.tasks.cancel()
         await self.router.close()
         await self.store.stop()
 

@@ -80,6 +80,12 @@ def test_the_texts_of_a_content_with_parts_are_read() -> None:
     assert json.loads(read_stream([event]).choices[0].message)["content"] == "Hi"
 
 
+@pytest.mark.parametrize("data", [b"data: {\n\n", b"data: [1]\n\n", b"data: \xff\n\n"])
+def test_an_engine_that_sends_nonsense_is_an_upstream_error(data: bytes) -> None:
+    with pytest.raises(UpstreamError):
+        ReplyReader().feed(data)
+
+
 def test_an_agent_that_speaks_chat_may_understand_a_broken_event_and_no_page() -> None:
     broken = b'data: {"choices":[{"delta":\n\n'
     [passed] = ReplyReader(relayed=True).feed(broken)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from agentcore_rl_toolkit.gateway import Gateway, Limits
 from agentcore_rl_toolkit.gateway.engines import Piece
+from agentcore_rl_toolkit.gateway.router import Worker
 from agentcore_rl_toolkit.gateway.token_calls.reply import joined
 from scripted_engine import Fault, ScriptedEngine
 
@@ -41,6 +43,24 @@ async def test_an_engine_ends_the_call_of_an_agent_that_hung_up(
     assert engine.aborted == ([call.body["rid"]] if kind == "sglang" else [])
     paths = [r.path for r in engine.requests if r.method == "POST"]
     assert paths[1:] == ([] if kind == "vllm" else ["/abort_request"])
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+async def test_a_gateway_that_stops_asks_sglang_to_end_its_calls_and_leaves_no_task(
+    engine: ScriptedEngine, start: Start, monkeypatch: pytest.MonkeyPatch, hangs: bool
+) -> None:
+    gateway = await start("sglang")
+    session = await opened(gateway)
+    engine.tokens, engine.token_s = 500, 0.05
+    agent = asyncio.create_task(ask(session, stream=True))
+    await until(lambda: len(engine.calls) == 1)
+    if hangs:
+        monkeypatch.setattr(Worker, "ask", lambda *_, **options: asyncio.sleep(60))
+    await gateway.stop(grace_s=0.2 if hangs else 1.0)
+    assert engine.aborted == ([] if hangs else [engine.calls[0].body["rid"]])
+    assert gateway.token_mode is not None
+    assert not gateway.token_mode.tasks
+    await asyncio.gather(agent, return_exceptions=True)
 
 
 async def test_a_call_that_is_tried_again_has_another_name_and_a_finished_one_is_not_aborted(
