@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 from urllib.parse import parse_qs, quote, urlsplit
 
+import httpx
 import openai
 import pytest
 import strands
@@ -219,6 +220,8 @@ def test_calls_of_strands_share_certificates_and_no_connection(
     seen: list[Asked] = []
     read: list[Any] = []
     load = ssl.SSLContext.load_verify_locations
+    # Not the context that all tests share: each client without one reads the certificates.
+    monkeypatch.setattr("httpx._transports.default.create_ssl_context", httpx.create_ssl_context)
     monkeypatch.setattr(ssl.SSLContext, "load_verify_locations", lambda *given: (read.append(given), load(*given))[1])
     chunk = {"id": "c", "object": "chat.completion.chunk", "created": 0, "model": "m"}
     choice = {"index": 0, "delta": {"role": "assistant", "content": "hi"}, "finish_reason": "stop"}

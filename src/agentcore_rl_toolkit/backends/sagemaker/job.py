@@ -105,7 +105,6 @@ class Jobs:
         config = self._config
         with locked(config.output_dir):
             self._recording = open_recording(config.output_dir, config.shown())
-            (config.output_dir / SUMMARY).unlink(missing_ok=True)
             try:
                 before = await self._evaluate("before", config.start_from)
                 groups = {
@@ -166,6 +165,7 @@ class Jobs:
             "JobConfigSchemaVersion": "1.0.0",
             "JobConfigDocument": json.dumps(document),
         }
+        (config.output_dir / SUMMARY).unlink(missing_ok=True)
         try:
             if not await self._control.create("create_job", **named, **fixed):
                 self._show(f"{name} exists already, and is followed")

@@ -57,8 +57,8 @@ async def run_async(
             services = Services(client=rollouts.client, gateway=rollouts.gateway, run_dir=folder, recording=recording)
             observer = _written(recording, observe)
             version = await train(services, training, config, rows, held_out, observer, resumed=resumed)
-            recording.finished(steps=version)
             ended = "success"
+            recording.finished(steps=version)
             return version
         except asyncio.CancelledError:  # Ctrl-C
             ended = "interrupted"
