@@ -111,8 +111,8 @@ def test_two_sessions_write_the_same_files_and_each_reads_its_own(
 def test_an_error_about_a_full_view_shows_its_limit_and_larger_folders() -> None:
     full, facts = OSError(28, "No space left on device"), describe(["/usr"], [])
     assert hint(full, {VARIABLE: facts}) is None
-    text = str(hint(full, {VARIABLE: facts.replace("}", ', "view": "1024 MiB"}')}))
-    assert "may write 1024 MiB to the agent's project, /tmp and /dev/shm" in text
+    text = str(hint(full, {VARIABLE: facts.replace("}", ', "view": "1024 MiB in 9 files"}')}))
+    assert "may write 1024 MiB in 9 files to the agent's project, /tmp, /dev/shm and the agent's home folder" in text
     assert "--writable DIR" in text
 
 

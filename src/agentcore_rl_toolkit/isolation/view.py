@@ -62,14 +62,17 @@ def make(
         os.close(source)
     if home is not None:
         builder.overlay(home, f"{SCRATCH}/home")
-        _mount(f"{SCRATCH}/home", home, None, _BIND)
+        _bind_inner(home, f"{SCRATCH}/home", ())
+        _mount(f"{SCRATCH}/home", home, None, _BIND | _RECURSIVE)
     if os.path.isdir(BARE_TMP):
         builder.overlay(BARE_TMP, f"{SCRATCH}/tmp")
-        _bind_inner(TMP, _mount_points(TMP))
+        _bind_inner(TMP, f"{SCRATCH}/tmp", _mount_points(TMP))
         _mount(f"{SCRATCH}/tmp", TMP, None, _BIND | _RECURSIVE)
     if not _mount_points(SHM):
         builder.overlay(SHM, f"{SCRATCH}/shm")
         _mount(f"{SCRATCH}/shm", SHM, None, _BIND)
+    else:
+        _mount(SHM, SHM, None, _BIND | _RECURSIVE)  # as the agent's file sees it, and not read-only as /dev
     _mount("/dev", "/dev", None, _READ_ONLY)  # it is memory without a limit, and all sessions would write to it
     _call(_libc.umount2, os.fsencode(SCRATCH), _DETACH)
     os.chdir(folder)  # a folder in the project is another one now
@@ -177,14 +180,14 @@ def _mount_points(project: str) -> dict[str, bool]:
     return found
 
 
-def _bind_inner(folder: str, mounts: Collection[str]) -> None:
-    """Bind the mounts in a folder, and the sockets and pipes, to which an overlay makes no connection, below SCRATCH."""
+def _bind_inner(folder: str, target: str, mounts: Collection[str]) -> None:
+    """Bind the mounts in a folder, and the sockets and pipes, to which an overlay makes no connection, in its overlay."""
     for entry in os.scandir(folder):
         with contextlib.suppress(FileNotFoundError):  # a child may remove its files meanwhile
             if entry.path in mounts or not (entry.is_symlink() or entry.is_file() or entry.is_dir()):
-                _mount(entry.path, SCRATCH + entry.path, None, _BIND | _RECURSIVE)
+                _mount(entry.path, f"{target}/{entry.name}", None, _BIND | _RECURSIVE)
             elif entry.is_dir(follow_symlinks=False):
-                _bind_inner(entry.path, mounts)
+                _bind_inner(entry.path, f"{target}/{entry.name}", mounts)
 
 
 def _enter_namespaces() -> None:

@@ -22,24 +22,25 @@ from ..conftest import Server, shown, write_agent
 
 needs_sandbox = pytest.mark.skipif(sandbox.no_sandbox() is not None, reason=f"no sandbox here: {sandbox.no_sandbox()}")
 # It runs the shell command of its payload, or writes to the database of its project. When it is loaded, it may leave files, and
-# a child that serves a socket in a folder of /tmp.
+# children that serve sockets in folders of /tmp and of temporary files.
 AGENT = """
-import socket, sqlite3, time
+import socket, sqlite3, tempfile, time
 from pathlib import Path
 CACHE = os.environ["CACHE"] = os.path.expanduser("~/cached")  # as libraries do when they are imported
-SOCKET = Path("/tmp/.X11-unix/X99")
-SERVER = f'''
-import socket
+SOCKETS = [Path("/tmp/.X11-unix/X99"), Path(tempfile.gettempdir(), "left", "socket")]
+SERVER = '''
+import socket, sys
 server = socket.socket(socket.AF_UNIX)
-server.bind("{SOCKET}")
+server.bind(sys.argv[1])
 server.listen()
 while True:
     server.accept()[0].sendall(b"served")
 '''
 if LOADS:
-    SOCKET.parent.mkdir()
-    subprocess.Popen(["python3", "-c", SERVER])
-    while not SOCKET.exists():
+    for path in SOCKETS:
+        path.parent.mkdir()
+        subprocess.Popen(["python3", "-c", SERVER, path])
+    while not all(path.exists() for path in SOCKETS):
         time.sleep(0.01)
     for number in range(600):
         Path(f"/tmp/{number}").write_text("by the template")
@@ -55,9 +56,12 @@ async def answer(payload, session):
         with sqlite3.connect(payload["file"]) as database:
             database.execute("insert into visits values (?)", [payload["visit"]])
         return [name for name, in database.execute("select name from visits")]
-    client = socket.socket(socket.AF_UNIX)
-    client.connect(str(SOCKET))
-    return client.recv(9).decode()
+    found = []
+    for path in SOCKETS:
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(path))
+            found.append(client.recv(9).decode())
+    return found
 """
 SHARES_MEMORY = """
 from multiprocessing import Pool, shared_memory
@@ -150,13 +154,16 @@ def test_a_tool_or_a_command_that_kills_processes_ends_only_its_own(server: Serv
 
 
 @needs_sandbox
-def test_a_tmp_that_is_writable_by_an_option_is_that_of_this_machine(
+def test_a_tmp_that_is_writable_by_an_option_is_that_of_this_machine_and_a_readable_folder_leaves_dev_shm_writable(
     start_server: Callable[..., Server], tmp_path: Path
 ) -> None:
-    with tempfile.NamedTemporaryFile(dir="/tmp", mode="r") as file:
-        server = start_server("--writable", "/tmp", agent=project(tmp_path))
-        server.invoke({"shell": f"echo shared >{file.name}"})
+    with tempfile.NamedTemporaryFile(dir="/tmp", mode="r") as file, tempfile.TemporaryDirectory(dir="/dev/shm") as data:
+        server = start_server("--writable", "/tmp", "--readable", data, agent=project(tmp_path))
+        write = f"echo shared >{file.name}; echo written >/dev/shm/new; cat /dev/shm/new; touch {data}/new"
+        said = server.invoke({"shell": write})
         assert file.read() == "shared\n"
+        assert said.startswith("written\n")
+        assert "Read-only file system" in said
 
 
 def test_what_the_agents_file_leaves_in_tmp_home_and_shared_memory_is_each_sessions_own_and_bounded(
@@ -172,7 +179,7 @@ def test_what_the_agents_file_leaves_in_tmp_home_and_shared_memory_is_each_sessi
     assert server.invoke({"shell": limits}) == f"{MAX_BYTES} {MAX_FILES}\n" * 3
     read = "cat $CACHE /tmp/1 /dev/shm/loaded; wc -c </tmp/large; ls /tmp /dev/shm $(dirname $CACHE) | grep new"
     assert server.invoke({"shell": read}, second) == f"{'by the template' * 3}{40 * 2**20}\n"
-    assert server.invoke({}, second) == "served"
+    assert server.invoke({}, second) == ["served"] * 2
     assert server.invoke({"shell": f"{sys.executable} -c '{SHARES_MEMORY}'"}, second) == "b'ab'\n"
 
 

@@ -84,7 +84,7 @@ def main(control: str, given: str) -> None:
         if no_view is not None:
             hints.add(no_view=no_view)
         elif options["project"] is not None:
-            hints.add(view=f"{view.MAX_BYTES >> 20} MiB")
+            hints.add(view=f"{view.MAX_BYTES >> 20} MiB in {view.MAX_FILES} files")
         mode = "fork" if options["mode"] == "auto" else options["mode"]
         facts = {"reason": options.get("reason"), "no_view": no_view, "no_overlay": no_overlay}
         report(runtime, ev="ready", mode=mode, pid=os.getpid(), **facts)
