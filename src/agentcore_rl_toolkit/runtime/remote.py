@@ -18,6 +18,7 @@ from .._servers import keys, sigv4
 from ..errors import ConfigError, LocalRuntimeError
 from . import roots
 from .agents.version_fields import LOCAL_ARTIFACT
+from .launcher.session_log import KEPT_PART
 
 TIMEOUT_S = 30.0
 DEPLOY_TIMEOUT_S = 900.0
@@ -97,8 +98,10 @@ class RuntimeView:
                 yield decode(data)
             elif not follow:
                 return
-            elif offset and not self.call("GET", f"{path}?offset={offset - 1}"):  # the runtime has shortened it
-                offset = 0
+            elif offset > KEPT_PART and not self.call(
+                "GET", f"{path}?offset={offset - 1}"
+            ):  # the runtime has shortened it
+                offset = KEPT_PART
             else:
                 time.sleep(0.5)
 

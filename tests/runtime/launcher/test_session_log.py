@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import os
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+from agentcore_rl_toolkit.runtime.launcher import session_log
 from agentcore_rl_toolkit.runtime.launcher.session_log import CUT, MAX_BYTES, KeptLogs, log_tail, read_log, shorten
 
 from ..conftest import Server, wait_for
@@ -43,8 +48,34 @@ def test_a_session_that_prints_without_end_keeps_the_beginning_and_the_end_of_it
     text = log.read_bytes()
     assert len(text) < MAX_BYTES * 0.6
     assert text.index(b"the beginning") < text.index(CUT) < text.index(b"the end")
+    shown = ""
     while "the end" not in shown:
-        shown = shown[-7:] + next(following)
+        shown += next(following)
+    assert "the beginning" not in shown  # only the new end follows
+
+
+def test_output_that_arrives_while_a_log_is_shortened_is_its_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Slow(io.FileIO):
+        reads = 0
+
+        def read(self, size: int | None = -1, /) -> bytes:
+            data = super().read(size)
+            self.reads += 1
+            if self.reads == 1:
+                with log.open("ab") as session:
+                    session.write(b"late")
+            return data
+
+    def opened(path: Path, mode: str, buffering: int, opener: Any) -> io.FileIO:
+        return Slow(str(path), mode, opener=opener)
+
+    log = tmp_path / "log"
+    log.write_bytes(b"x" * (MAX_BYTES + 1))
+    monkeypatch.setattr(session_log, "open", opened, raising=False)
+    shorten(log)
+    assert log.read_bytes().endswith(b"xlate")
 
 
 def test_a_file_outside_that_a_log_is_a_link_to_is_not_shortened(tmp_path: Path) -> None:
