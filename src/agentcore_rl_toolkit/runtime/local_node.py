@@ -19,6 +19,7 @@ from ..isolation import hints, sandbox
 from ..isolation.cover import Cover
 from ..isolation.project import Project
 from ..isolation.sandbox import choose_tier
+from ..store.local import SessionFolder
 from . import roots
 from .agents.agent import Agent, runtime_arn
 from .config import INHERITED, RuntimeConfig
@@ -113,7 +114,7 @@ class LocalNode:
         folder = self._state_dir / "sessions" / agent.folder / name
         socket = self._root / "s" / agent.folder / f"{name}.s"
         root = self._config.isolation.store
-        store = roots.StoreFolder(root, f"{self._root.name}-{agent.folder}-{name}") if root is not None else None
+        store = SessionFolder(root, f"{self._root.name}-{agent.folder}-{name}") if root is not None else None
         return Place(name, folder, self._state_dir / "logs" / agent.name / log, str(socket), store)
 
     async def spawn(self, agent: Agent, place: Place) -> SessionProcess:

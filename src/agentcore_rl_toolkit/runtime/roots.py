@@ -44,16 +44,6 @@ def base_dir() -> Path:
     return private_folder(parent / f"agentcore-rl-{os.getuid()}")
 
 
-class StoreFolder(SessionFolder):
-    """A session's folder in the store, which may be of any depth."""
-
-    def merge(self) -> None:
-        try:
-            super().merge()
-        except RecursionError:  # its objects are moved by then, and the removal of its folders is recursive
-            remove(self.path)
-
-
 class Locked(NamedTuple):
     """A folder that one live process owns. The lock is the kernel's: it goes with the process, however that ends."""
 
@@ -93,7 +83,7 @@ def new_root() -> Locked:
 
 def discard_root(root: Locked) -> None:
     """Remove a root. The records of sessions whose folders are left are moved into the store."""
-    StoreFolder.merge_all(root.path / STORE, root.path.name)
+    SessionFolder.merge_all(root.path / STORE, root.path.name)
     remove(root.path)
     root.release()
 

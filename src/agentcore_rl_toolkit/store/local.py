@@ -22,6 +22,7 @@ import re
 import secrets
 import shutil
 import stat
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -158,7 +159,10 @@ class SessionFolder:
                     os.link(self.path / info.key, target, follow_symlinks=False)
                 os.unlink(self.path / info.key)
         if not _walk(str(self.path), "", strict=False):
-            shutil.rmtree(self.path, ignore_errors=True)
+            try:
+                shutil.rmtree(self.path, ignore_errors=True)
+            except RecursionError:  # a session may make folders of any depth
+                subprocess.run(["rm", "-rf", "--", self.path], stderr=subprocess.DEVNULL, check=False)
 
     @classmethod
     def merge_all(cls, root: Path, begin: str) -> None:
