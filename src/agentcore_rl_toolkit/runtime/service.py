@@ -51,10 +51,14 @@ async def serve(
 
     Raises: ConfigError, AgentLoadError.
     """
-    listener = bind(host, port)
     if not config.credentials and config.callers == "user":
         config = replace(config, credentials={ACCESS_KEY: keys.make()})
-    runtime = Runtime(config, launcher=launcher)
+    listener = bind(host, port)
+    try:
+        runtime = Runtime(config, launcher=launcher)
+    except BaseException:
+        listener.close()
+        raise
     stop = stop_event(parent_pid)
     loading = asyncio.create_task(runtime.start(list(agents)))
     stopping = asyncio.create_task(stop.wait())
