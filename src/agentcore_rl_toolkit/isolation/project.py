@@ -81,11 +81,19 @@ class Project:
         if self.dependencies is not None:
             yield self.dependencies
         top = self.root / self.package.partition(".")[0]
-        for start in dict.fromkeys((top, self.folder / "src")):
-            for folder, folders, files in os.walk(start):
-                inner = (name for name in sorted(folders) if not name.startswith(".") and name not in _NOT_SOURCE)
-                folders[:] = [name for name in inner if not os.path.exists(os.path.join(folder, name, "pyvenv.cfg"))]
-                yield from (Path(folder, name) for name in sorted(files) if name.endswith(_SOURCES))
+        folders = [*map(str, dict.fromkeys((top, self.folder / "src")))]
+        for folder in folders:  # it grows: os.walk is recursive in Python 3.11
+            try:
+                entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+            except OSError:  # missing, not readable, or its path is too long
+                continue
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    is_left_out = entry.name.startswith(".") or entry.name in _NOT_SOURCE
+                    if not is_left_out and not os.path.exists(f"{entry.path}/pyvenv.cfg"):
+                        folders.append(entry.path)
+                elif entry.name.endswith(_SOURCES):
+                    yield Path(entry.path)
 
 
 def link_files(folders: Iterable[str], directory: str, copied: Iterable[str] = ()) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from agentcore_rl_toolkit.runtime.agents.environments import fits_here
 from agentcore_rl_toolkit.runtime.launcher.handle import TemplateProcess
 
 from ..conftest import Server
+from ..test_roots import make_deep
 
 SDK = """
 from bedrock_agentcore.runtime import BedrockAgentCoreApp
@@ -80,6 +82,15 @@ def test_a_package_answers_sees_its_projects_files_and_serves_new_code_after_a_r
     finally:
         server.process.terminate()
         server.process.wait()
+
+
+def test_the_digest_of_a_project_has_the_files_of_a_deep_folder(tmp_path: Path) -> None:
+    agent, left = project(tmp_path, "src"), tmp_path / "src" / "left"
+    make_deep(left)
+    before = Project.of(agent).digest()
+    (left / "deep" / "tools.py").touch()
+    assert Project.of(agent).digest() != before
+    subprocess.run(["rm", "-rf", str(left)], check=True)  # the removal by pytest is recursive
 
 
 def test_commands_load_a_changed_agent_anew_and_say_so_once(
