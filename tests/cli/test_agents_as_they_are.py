@@ -219,10 +219,15 @@ def test_a_refused_resume_keeps_the_results_of_the_run(project: Path, run_here: 
     (project / "app.py").write_text(
         SPY.partition("@app.entrypoint")[0] + "@app.entrypoint\ndef invoke(payload):\n    return 1\n"
     )
-    (project / "score.py").write_text("def score(*_):\n    return 1\n")
+    broken = "from pathlib import Path\n\ndef score(*_):\n    return 1 / Path(__file__).with_name('data').exists()\n"
+    (project / "score.py").write_text(broken)
     (project / "rows.jsonl").write_text('{"prompt": "hi"}\n')
     words = ["eval", "--agent", "app.py", "--score", "score.py", "--data", "rows.jsonl", "--model", "none"]
-    assert run_here(project, *words, "--out", "run").returncode == 0
+    assert run_here(project, *words, "--out", "run").returncode == 1
+    (project / "data").touch()
+    (project / "score.py").write_text(f"{broken}# corrected\n")
+    corrected = run_here(project, *words, "--out", "run", "--resume")  # the first scorer gave no reward
+    assert corrected.returncode == 0, corrected.stderr
     before = {name: (project / "run" / name).read_text() for name in ("results.jsonl", "results.csv", "summary.json")}
     repeated = run_here(project, *words, "--out", "run", "--resume", "--repeat", "2")
     assert (repeated.returncode, "began with another --repeat" in repeated.stderr) == (2, True)

@@ -248,11 +248,6 @@ class LoopbackAWS:
         self.tags[body["ResourceArn"]] |= {tag["Key"]: tag["Value"] for tag in body["Tags"]}
         return self._ListTags(body)
 
-    def _DeleteTags(self, body: Body) -> Body:
-        for key in body["TagKeys"]:
-            self.tags[body["ResourceArn"]].pop(key, None)
-        return {}
-
     def _listed(self, name: str, kind: str, found: Mapping[str, Body], part: str) -> list[Body]:
         arns = {each: _arn("sagemaker", f"{kind}/{each.lower()}") for each in found if part in each}
         return [{f"{name}Name": n, f"{name}Arn": arn, "CreationTime": time.time()} for n, arn in arns.items()]

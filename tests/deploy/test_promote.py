@@ -29,9 +29,10 @@ from agentcore_rl_toolkit.cli.production import compare
 from agentcore_rl_toolkit.cli.production import promote as promoting
 from agentcore_rl_toolkit.deploy import agent as deployed_agent
 from agentcore_rl_toolkit.deploy import resources
-from agentcore_rl_toolkit.deploy.calls import Calls
+from agentcore_rl_toolkit.deploy.calls import Calls, RefusedError
 from agentcore_rl_toolkit.deploy.models import bedrock, sagemaker
 from agentcore_rl_toolkit.deploy.models.facts import INSTANCES, ModelFacts, instance_for, read_model, refusals_of_import
+from agentcore_rl_toolkit.deploy.models.sagemaker import SageMakerEndpoint
 from agentcore_rl_toolkit.errors import ConfigError
 from agentcore_rl_toolkit.gateway.testing import ScriptedModel
 from agentcore_rl_toolkit.messages.render import Renderer
@@ -40,7 +41,7 @@ from agentcore_rl_toolkit.runs import Rollout, RunWriter, TokenSequence, write_c
 from serving import hosted
 
 from .conftest import without_processes
-from .loopback_aws import LoopbackAWS
+from .loopback_aws import ACCOUNT, LoopbackAWS
 from .test_iam import ASKS_FOR_NONE, RIGHTS
 
 ROOT = Path(__file__).parents[2]
@@ -397,7 +398,7 @@ def killed(after: int, *words: str) -> str | None:
 @pytest.mark.parametrize(
     ("to", "changes"),
     [
-        ("sagemaker", ["CreateModel", "CreateEndpointConfig", "CreateEndpoint", "DeleteTags"]),
+        ("sagemaker", ["CreateModel", "CreateEndpointConfig", "CreateEndpoint", "AddTags"]),
         pytest.param("bedrock", ["CreateModelImportJob"], marks=pytest.mark.nightly),
     ],
 )
@@ -504,8 +505,15 @@ def test_a_model_is_imported_into_bedrock_warmed_up_and_removed(
     names = {bedrock_arn(7): "agentcore-rl-refund-of-theirs", bedrock_arn(8): "agentcore-rl-refund-0123456789ab"}
     theirs = {arn: {"modelArn": arn, "modelName": name, "creationTime": 0} for arn, name in names.items()}
     aws_of_models.imported |= theirs
+    (latest,) = (model for model in aws_of_models.imported.values() if model["modelName"] == job["importedModelName"])
+    tags = aws_of_models.tags.pop(latest["modelArn"])
+    untagged = str(promote(*words, "--tool-parser", "none").exception)
+    assert "exists without the tag agentcore-rl-deployment=model-bedrock-us-west-2-refund" in untagged
+    assert f"add the tag to {latest['modelArn']}" in untagged
+    aws_of_models.tags[latest["modelArn"]] = tags
     removed = promote(*words, "--remove")
     assert removed.exit_code == 0, removed.output
+    assert "imported model agentcore-rl-refund-0123456789ab: stays, because it does not have the tag" in removed.output
     assert aws_of_models.imported == theirs
     assert client("iam").list_role_policies(RoleName=role)["PolicyNames"] == []
     aws_of_models.imported.clear()
@@ -523,17 +531,77 @@ def test_resources_of_others_are_left_alone(run: Path, aws_of_models: LoopbackAW
     aws_of_models.configs[same] = {"EndpointConfigName": same, "ProductionVariants": [{"ModelName": same}]}
     words = (str(run), "--bucket", BUCKET)
     for more in ((), ("--remove",)):
-        assert promote(*words, *more).exit_code == 0
+        removed = promote(*words, *more)
+        assert removed.exit_code == 0
         key = "agentcore-rl-models/sagemaker/us-west-2/refund/theirs/notes.txt"
         client("s3").put_object(Bucket=BUCKET, Key=key, Body=b"")
+    for kind in ("EndpointConfig", "Model"):
+        assert f"{kind} {same}: stays, because it does not have the tag agentcore-rl-deployment=" in removed.output
+    assert keys() == [key]
     assert (list(aws_of_models.endpoints), list(aws_of_models.configs)) == (["refund"], [same])
     assert list(aws_of_models.models) == ["agentcore-rl-refund-theirs", same]
-    aws_of_models.endpoints = {"agentcore-rl-refund": theirs.copy()}
-    assert "was not made by this command" in str(promote(*words).exception)
-    assert "with the tag agentcore-rl-deployment=" in promote(*words, "--remove").output
-    assert aws_of_models.endpoints == {"agentcore-rl-refund": theirs}
-    assert keys() == [key]
     client("s3").delete_object(Bucket=BUCKET, Key=key)
+
+
+def test_an_endpoint_without_the_tag_keeps_its_weights_until_the_user_adds_the_tag(
+    run: Path, aws_of_models: LoopbackAWS
+) -> None:
+    words = (str(run), "--bucket", BUCKET)
+    assert promote(*words).exit_code == 0
+    arn = f"arn:aws:sagemaker:us-west-2:{ACCOUNT}:endpoint/agentcore-rl-refund"
+    tags = aws_of_models.tags.pop(arn)
+    changes, weights = aws_of_models.changes, keys()
+    for more in ((), ("--remove",), ("--dry-run",)):
+        refused = str(promote(*words, *more).exception)
+        assert "exists without the tag agentcore-rl-deployment=model-sagemaker-us-west-2-refund" in refused
+        assert f"add the tag to {arn} and repeat the command" in refused
+    assert (aws_of_models.changes, keys()) == (changes, weights)
+    assert "agentcore-rl-model-refund" in roles()
+    aws_of_models.tags[arn] = tags
+    assert promote(*words, "--remove").exit_code == 0
+    assert nothing_is_left(aws_of_models)
+
+
+def test_a_missing_right_of_the_user_ends_the_promotion_at_once(
+    run: Path, aws_of_models: LoopbackAWS, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call, caller = Calls.__call__, f"arn:aws:sts::{ACCOUNT}:assumed-role/developer/me"
+
+    def without_tags(calls: Calls, service: str, operation: str, **parameters: Any) -> Any:
+        if operation == "GetCallerIdentity":
+            return {"Account": ACCOUNT, "Arn": caller}
+        if operation == "CreateModel":
+            text = f"User: {caller} is not authorized to perform: sagemaker:AddTags"
+            raise RefusedError(text, code="AccessDeniedException")
+        return call(calls, service, operation, **parameters)
+
+    monkeypatch.setattr(Calls, "__call__", without_tags)
+    words = (str(run), "--bucket", BUCKET)
+    refused = promote(*words)
+    assert "sagemaker:AddTags" in str(refused.exception)
+    assert "waiting" not in refused.output
+    assert promote(*words, "--remove").exit_code == 0
+
+
+def test_a_model_that_was_promoted_during_an_upload_is_the_one_to_go_back_to(
+    run: Path, aws_of_models: LoopbackAWS, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = (str(run), "--bucket", BUCKET)
+    assert promote(*words).exit_code == 0
+    worse = str(trained(tmp_path / "refund", [-9.0] * len(IDS)))
+    upload = SageMakerEndpoint._upload
+
+    def slow_upload(endpoint: SageMakerEndpoint, facts: ModelFacts) -> str:
+        monkeypatch.setattr(SageMakerEndpoint, "_upload", upload)
+        assert promote(*words, "--instance", "ml.g6e.12xlarge").exit_code == 0
+        return upload(endpoint, facts)
+
+    monkeypatch.setattr(SageMakerEndpoint, "_upload", slow_upload)
+    done = promote(worse, "--bucket", BUCKET, "--name", "refund", "--instance", "ml.g6e.2xlarge")
+    assert "does not serve the weights of the run" in str(done.exception)
+    config = aws_of_models.configs[aws_of_models.endpoints["agentcore-rl-refund"]["EndpointConfigName"]]
+    assert config["ProductionVariants"][0]["InstanceType"] == "ml.g6e.12xlarge"
+    assert promote(*words, "--remove").exit_code == 0
 
 
 @pytest.mark.parametrize(

@@ -351,16 +351,17 @@ def _evaluate(rows: list[EvalRow], exp_id: str, out: Path, options: dict[str, An
             **dict(_judge(options) or ()),
             score=options["score"] or opened.score,
         )
-        for file in scorer_files(config.score)[:1]:
+        payloads = {row.input_id: row.payload for row in rows}
+        before = items_before(out, config, payloads) if options["resume"] else {}
+        has_scored = any(item.success for each in before.values() for item in each)
+        for file in filter(Path.is_file, scorer_files(config.score)[:1]):  # a module may be in an archive
             digest, kept = hashlib.sha256(file.read_bytes()).hexdigest(), read_config(out)
-            if kept.get("score_digest", digest) != digest:
+            if has_scored and kept.get("score_digest", digest) != digest:
                 raise ConfigError(
                     f"{nearby(file)} has changed since the run in {nearby(out)} began, and one result cannot have rewards of two "
                     "scorers. Choose another --out"
                 )
             write_config(out, {**kept, "score_digest": digest}, replace=True)
-        payloads = {row.input_id: row.payload for row in rows}
-        before = items_before(out, config, payloads) if options["resume"] else {}
         opened.recording.run.forget(causes=(Cause.SCORER,))
         for name, place in places.items():
             before[name] = before.get(name, [])[:repeat]

@@ -108,8 +108,13 @@ class Calls:
         return str(self._identity["Account"])
 
     @property
+    def caller(self) -> str:
+        """The ARN of the user, or of the session of a role."""
+        return str(self._identity["Arn"])
+
+    @property
     def partition(self) -> str:
-        return str(self._identity["Arn"]).split(":")[1]
+        return self.caller.split(":")[1]
 
     def __call__(self, service: str, operation: str, *, absent: tuple[str, ...] = (), **parameters: Any) -> Any:
         """Call ``operation`` (`CreateRole`) of ``service`` (`iam`). Gives the reply.

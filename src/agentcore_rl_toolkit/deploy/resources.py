@@ -102,6 +102,8 @@ class Resources:
             except RefusedError as e:
                 if "role" not in str(e).lower() or e.code not in ("ValidationException", "AccessDeniedException"):
                     raise
+                if self._call.caller in str(e):  # the caller lacks a right
+                    raise
                 self._call.say("the role is not known everywhere yet: waiting")
                 time.sleep(ROLE_PAUSE_S)
         return create()

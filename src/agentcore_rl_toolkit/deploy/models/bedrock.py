@@ -40,7 +40,7 @@ class ImportedModel(Host):
 
     def addresses(self) -> list[str]:
         """Return all addresses that agents may have of the model, also those of earlier imports."""
-        return [str(model["modelArn"]) for model in self._models()]
+        return [arn for model in self._versions() if self._is_ours(arn := str(model["modelArn"]))]
 
     @property
     def rights(self) -> iam.Policy:
@@ -56,8 +56,9 @@ class ImportedModel(Host):
     def up(self, facts: ModelFacts) -> None:
         """Import this model unless it is there, and wait until the import ends."""
         name, calls = f"{self.name}-{facts.digest}", self._call
-        found = [model["modelArn"] for model in self._models() if model["modelName"] == name]
+        found = [model["modelArn"] for model in self._versions() if model["modelName"] == name]
         if found:
+            self._check_ours(f"the imported model {name}", found[0])
             calls.say(f"imported model {name}: is up to date")
             self.arn = found[0]
             return
@@ -92,13 +93,17 @@ class ImportedModel(Host):
     def _parts(self) -> Iterator[Part]:
         for job in self._running():  # Bedrock cannot stop it
             self._ended(job["jobArn"])
-        for model in self._models():
-            gone = {"modelIdentifier": model["modelArn"], "absent": ("ResourceNotFoundException",)}
-            yield f"imported model {model['modelName']}", partial(self._api, "DeleteImportedModel", **gone)
+        for model in self._versions():
+            what, arn, absent = (
+                f"imported model {model['modelName']}",
+                model["modelArn"],
+                ("ResourceNotFoundException",),
+            )
+            yield what, arn, partial(self._api, "DeleteImportedModel", modelIdentifier=arn, absent=absent)
 
-    def _models(self) -> list[Mapping[str, Any]]:
+    def _versions(self) -> list[Mapping[str, Any]]:
         listed = self._call.every("bedrock", "ListImportedModels", "modelSummaries", nameContains=self.name)
-        return [model for model in listed if self._is_version(model["modelName"]) and self._is_ours(model["modelArn"])]
+        return [model for model in listed if self._is_version(model["modelName"])]
 
     def _tags(self, arn: str) -> Mapping[str, str]:
         found = self._api("ListTagsForResource", resourceARN=arn)

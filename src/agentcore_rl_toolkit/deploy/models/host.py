@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, ClassVar
 
+from ...errors import ConfigError
 from .. import iam
 from ..calls import Calls
 from ..resources import Resources
 from .facts import ModelFacts
 
-Part = tuple[str, Callable[[], object]]  # a resource, for people, and the call that removes it
+Part = tuple[str, str, Callable[[], object]]  # a resource, for people, its ARN, and the call that removes it
 
 
 class Host:
@@ -34,6 +35,7 @@ class Host:
         self._prefix = f"agentcore-rl-models/{self.service}/{calls.region}/{name}/"
         # Roles belong to no region, so the tag names it.
         self._resources = Resources(f"model-{self.service}-{calls.region}-{name}", calls)
+        self._tag = "{Key}={Value}".format_map(self._resources.tag)
         self._api = partial(calls, self.service)
 
     def _is_version(self, name: str) -> bool:
@@ -43,6 +45,14 @@ class Host:
     def _is_ours(self, arn: str) -> bool:
         """Return True for a resource with this model's tag. Others of the same name are left alone."""
         return self._tags(arn).get(self._resources.tag["Key"]) == self._resources.tag["Value"]
+
+    def _check_ours(self, what: str, arn: str) -> None:
+        """Check that a resource has the tag of this model. Raises: ConfigError."""
+        if not self._is_ours(arn):
+            raise ConfigError(
+                f"{what} exists without the tag {self._tag}, so this command did not create it, or an earlier version of the "
+                f"command did. Choose another --name. If {what} is yours, add the tag to {arn} and repeat the command"
+            )
 
     def _tags(self, arn: str) -> Mapping[str, str]:
         raise NotImplementedError
@@ -58,13 +68,16 @@ class Host:
     def remove(self) -> None:
         """Remove what `promote` created for this model, with the role and the uploaded weights."""
         found = False
-        for what, delete in self._parts():
+        for what, arn, delete in self._parts():
+            if not self._is_ours(arn):
+                self._call.say(f"{what}: stays, because it does not have the tag {self._tag}")
+                continue
             found = True
             self._call.step(what, "removed")
             delete()
         if not found:
-            tag = "{Key}={Value}".format_map(self._resources.tag)
-            self._call.say(f"there is no model {self.name} with the tag {tag} on {self.service} in {self._call.region}")
+            which = f"{self.name} with the tag {self._tag}"
+            self._call.say(f"there is no model {which} on {self.service} in {self._call.region}")
         self._resources.remove_role(self._role_name)
         self._resources.remove_objects(self._bucket, self._prefix)
 

@@ -65,8 +65,8 @@ class SageMakerEndpoint(Host):
         super().__init__(name, bucket, calls)
         self._instance = instance
         self._arn = f"arn:{self._where}:endpoint/{self.name}"
+        self._version = ""  # the configuration of the model that `up` was given
         self._earlier: str | None = None  # the last configuration that passed its checks
-        self._has_marks = False  # whether the endpoint has the tags above
         base = os.environ.get(RUNTIME_URL) or f"https://runtime.sagemaker.{calls.region}.amazonaws.com"
         self.address = {"base_url": f"{base.rstrip('/')}/endpoints/{self.name}/openai/v1"}
         self.rights = iam.endpoint_user(self._arn)
@@ -83,11 +83,7 @@ class SageMakerEndpoint(Host):
 
     def up(self, facts: ModelFacts) -> None:
         """Bring the endpoint to this model, and wait until it serves."""
-        found = self._settled()
-        if found is not None and not self._is_ours(self._arn):
-            raise ConfigError(
-                f"the endpoint {self.name} exists and was not made by this command: choose another --name"
-            )
+        self._own_endpoint()
         instance, gpus = instance_for(facts, self._instance)
         environment = {"SM_VLLM_TENSOR_PARALLEL_SIZE": str(gpus)}
         if facts.tool_parser is not None:
@@ -97,6 +93,7 @@ class SageMakerEndpoint(Host):
         container = {"Image": image, "ModelDataSource": {"S3DataSource": source}, "Environment": environment}
         version = hashlib.sha256(json.dumps([container, instance]).encode()).hexdigest()[:12]
         name, tags = f"{self.name}-{version}", [self._resources.tag]
+        self._version = name
         if self._api("DescribeModel", ModelName=name, absent=ABSENT) is None:
             self._call.step(f"model {name}", "created")
             policies = iam.hosting(self._call.partition, self._call.account, self._bucket, self._prefix)
@@ -112,6 +109,7 @@ class SageMakerEndpoint(Host):
                 "InferenceAmiVersion": AMI,
             }
             self._api("CreateEndpointConfig", EndpointConfigName=name, ProductionVariants=[variant], Tags=tags)
+        found = self._own_endpoint()  # the upload may have taken hours, in which another command changed the endpoint
         if found is not None and found["EndpointStatus"] == "Failed":
             self._call.step(f"the failed endpoint {self.name}", "removed")
             self._delete()
@@ -120,12 +118,11 @@ class SageMakerEndpoint(Host):
             self._call.step(f"endpoint {self.name}", "created")
             marked = [*tags, {"Key": UNPROVEN, "Value": name}]
             self._api("CreateEndpoint", EndpointName=self.name, EndpointConfigName=name, Tags=marked)
-            self._has_marks = True
             self._check_service(name)
             return
         now, marks = found["EndpointConfigName"], self._tags(self._arn)
         last = marks.get(EARLIER) if marks.get(UNPROVEN) == now else now
-        self._earlier, self._has_marks = None if last == name else last, now != name or UNPROVEN in marks
+        self._earlier = None if last == name else last
         if now != name:
             new = [
                 {"Key": key, "Value": value} for key, value in ((UNPROVEN, name), (EARLIER, last)) if value is not None
@@ -137,9 +134,10 @@ class SageMakerEndpoint(Host):
             self._call.say(f"endpoint {self.name}: is up to date")
 
     def accept(self) -> None:
-        """Forget the earlier configuration: the new model passed its checks."""
-        if self._has_marks:
-            self._api("DeleteTags", ResourceArn=self._arn, TagKeys=[UNPROVEN, EARLIER])
+        """Remove the mark of an unproven configuration: the new model passed its checks."""
+        if self._tags(self._arn).get(UNPROVEN) == self._version:  # and not that of another command's model
+            # An empty value needs no right that the creation of the endpoint does not need.
+            self._api("AddTags", ResourceArn=self._arn, Tags=[{"Key": UNPROVEN, "Value": ""}])
 
     def reject(self) -> None:
         """Let the endpoint serve its earlier configuration again, if it had one: the new model failed its check."""
@@ -165,6 +163,13 @@ class SageMakerEndpoint(Host):
             reason = now.get("FailureReason") or now["EndpointStatus"]
             raise ConfigError(f"endpoint {self.name} does not serve the model: {reason}")
 
+    def _own_endpoint(self) -> Mapping[str, Any] | None:
+        """Return the endpoint when it does not change. Raises: ConfigError if it does not have this model's tag."""
+        found = self._settled()
+        if found is not None:
+            self._check_ours(f"the endpoint {self.name}", self._arn)
+        return found
+
     def _settled(self) -> Mapping[str, Any] | None:
         find = partial(self._api, "DescribeEndpoint", EndpointName=self.name, absent=ABSENT)
         return self._call.settled(find, f"endpoint {self.name}", _CHANGING, (READY_S, PAUSE_S), "EndpointStatus")
@@ -184,13 +189,14 @@ class SageMakerEndpoint(Host):
             raise ConfigError(f"the endpoint gave no logprobs: {text[:200]!r}") from e
 
     def _parts(self) -> Iterator[Part]:
-        if self._settled() is not None and self._is_ours(self._arn):
-            yield f"endpoint {self.name}", self._delete
+        if self._own_endpoint() is not None:  # another one may need the role and the weights
+            yield f"endpoint {self.name}", self._arn, self._delete
         for kind in ("EndpointConfig", "Model"):
             listed = [*self._call.every("sagemaker", f"List{kind}s", f"{kind}s", NameContains=self.name)]
             for name, arn in ((each[f"{kind}Name"], each[f"{kind}Arn"]) for each in listed):
-                if self._is_version(name) and self._is_ours(arn):
-                    yield f"{kind} {name}", partial(self._api, f"Delete{kind}", absent=ABSENT, **{f"{kind}Name": name})
+                if self._is_version(name):
+                    delete = partial(self._api, f"Delete{kind}", absent=ABSENT, **{f"{kind}Name": name})
+                    yield f"{kind} {name}", arn, delete
 
     def _tags(self, arn: str) -> Mapping[str, str]:
         listed = self._call.every("sagemaker", "ListTags", "Tags", ResourceArn=arn)
