@@ -847,10 +847,15 @@ def test_a_removed_model_leaves_the_other_models_of_its_bundle(
     policies = {"agentcore-rl-model-sagemaker-another", "agentcore-rl-model-bundle-ours"}
     assert set(client("iam").list_role_policies(RoleName=role)["PolicyNames"]) == policies
     assert promote(*words, "--name", "another", "--remove").exit_code == 0
-    kept = control.get_configuration_bundle(bundleId=bundle["bundleId"])["components"]
-    assert kept == {**another, arn: {"configuration": {}}}
+    now = control.get_configuration_bundle(bundleId=bundle["bundleId"])
+    assert now["components"] == {**another, arn: {"configuration": {}}}
     assert client("iam").list_role_policies(RoleName=role)["PolicyNames"] == []
-    aws_of_models.bundles.clear()
+    which["parentVersionIds"] = [now["versionId"]]
+    control.update_configuration_bundle(
+        **which, components={arn: {"configuration": {}}}, commitMessage="No other agent"
+    )
+    assert promote(*words, "--remove").exit_code == 0  # the bundle that `promote` created is empty now
+    assert nothing_is_left(aws_of_models)
 
 
 def test_a_bundle_gets_a_version_with_the_models_address(

@@ -277,6 +277,18 @@ def test_a_resumed_run_appends_and_forgets_what_it_repeats(tmp_path: Path) -> No
         assert reader.count() == 20
 
 
+def test_the_last_evaluation_of_a_continued_run_joins_the_evaluation_of_its_step(tmp_path: Path) -> None:
+    with RunWriter(tmp_path) as writer:
+        for n, phase in enumerate(("eval", "after")):
+            writer.rollout(rollout(n, phase=phase, step=2))
+        assert writer.flush()
+        writer.rollout(rollout(2, phase="train", step=1))  # the summaries of the steps before are kept now
+        assert writer.flush()
+        writer.forget(evaluations_from=3)
+    with RunReader(tmp_path) as reader:
+        assert [(s["phase"], s["rollouts"]) for s in reader.steps()] == [("eval", 2), ("train", 1)]
+
+
 def test_a_killed_process_leaves_a_whole_run_that_is_gone_on_with(tmp_path: Path) -> None:
     code = (
         "import sys; sys.path.insert(0, sys.argv[2])\n"
