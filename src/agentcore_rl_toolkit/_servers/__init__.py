@@ -1,1 +1,1 @@
-"""The common parts of all servers: listening, host names, keys, signatures, ready files."""
+"""The common parts of all servers: listening, host names, keys, signatures, ready files, locks."""

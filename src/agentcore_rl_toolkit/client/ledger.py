@@ -14,12 +14,12 @@ import json
 import logging
 import os
 import time
-import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from .._servers.locks import close_in_children
 from ..contract import IdValue
 from ..errors import ConfigError
 from ..proof import ProofKey
@@ -78,7 +78,7 @@ class FileLedger:
         """Open the file for appending. Returns its lines. Raises: ConfigError if another process or client has it open."""
         if self._fd is None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            _opened.add(self)
+            close_in_children(self)
             self._fd = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
             try:
                 fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -117,9 +117,6 @@ class FileLedger:
     __del__ = close
 
 
-_opened: weakref.WeakSet[FileLedger] = weakref.WeakSet()
-# A forked child shares the lock, and would hold it after the end of its parent.
-os.register_at_fork(after_in_child=lambda: [*map(FileLedger.close, list(_opened))])
 NO_LEDGER = FileLedger(os.devnull)  # is never opened, and so keeps nothing
 
 

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from .._servers.locks import close_in_children
 from ..contract import redact, redact_urls
 from ..errors import AgentCoreRLError, ConfigError
 
@@ -35,6 +36,7 @@ def locked(folder: Path) -> Iterator[None]:
         return
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / LOCK).open("a+") as file:
+        close_in_children(file)
         for left in range(5, -1, -1):  # another process may have it for a moment, as it looks for a run to resume
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -54,6 +56,8 @@ def locked(folder: Path) -> Iterator[None]:
         try:
             yield
         except Exception as e:
+            if file.closed:  # a forked child's exception does not end the run
+                raise
             unchanged = earlier and earlier == _written(folder) and _last_event(folder).get("event") != FAILED
             if unchanged and isinstance(e, ConfigError):
                 raise
@@ -62,7 +66,8 @@ def locked(folder: Path) -> Iterator[None]:
                 append_event(folder, FAILED, {"reason": reason.partition("\n")[0][:2000]})
             raise
         finally:
-            file.truncate(0)
+            if not file.closed:
+                file.truncate(0)
 
 
 def status(folder: Path) -> str:

@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
+from .._servers.locks import close_in_children
 from .._servers.process import private_folder
 from ..errors import ConfigError
 from ..store.local import SessionFolder
@@ -57,6 +58,7 @@ class Locked(NamedTuple):
 def lock(path: Path, *, create: bool = True) -> Locked | None:
     """Own this folder, or None when a live process does. Raises: OSError when there is no such folder, or no lock to take."""
     file = os.fdopen(os.open(path / "lock", os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0), 0o600), "r+")
+    close_in_children(file)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import io
 import logging
 import os
 import shutil
@@ -29,6 +30,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
+from ..._servers.locks import close_in_children
 from ...errors import ConfigError
 from ..capture.record import CallRecord, encode
 from .reader import Reader
@@ -74,7 +76,10 @@ class Store:
             self.first_call = self.next_call = 1 + self._number("SELECT max(number) FROM calls")
             last = "SELECT max(number) FROM (SELECT number FROM sessions UNION SELECT max(session) FROM calls)"
             self.next_session = 1 + self._number(last)
-        except sqlite3.Error as e:
+        except (sqlite3.Error, ConfigError) as e:
+            self._lock.close()
+            if isinstance(e, ConfigError):
+                raise
             raise ConfigError(trouble(e, self.path)) from e
         self._loop: asyncio.AbstractEventLoop | None = None
         self._calls: list[tuple[Row, Any]] = []  # rows, with their sessions
@@ -274,7 +279,7 @@ class Store:
         self._database.close()  # which moves the write-ahead log into the file
         if self._private is not None:
             shutil.rmtree(self._private, ignore_errors=True)
-        os.close(self._lock)
+        self._lock.close()
 
 
 def _pieces(items: Iterator[bytes]) -> Iterator[bytes]:
@@ -295,17 +300,18 @@ def _private() -> Path:
         with suppress(OSError, ConfigError):
             held = _hold(lock.parent)
             shutil.rmtree(lock.parent)
-            os.close(held)
+            held.close()
     return Path(tempfile.mkdtemp(prefix=_PRIVATE))
 
 
-def _hold(directory: Path) -> int:
-    """Lock a directory for one gateway, and return the lock's descriptor. Raises: ConfigError if another has the lock."""
+def _hold(directory: Path) -> io.FileIO:
+    """Lock a directory for one gateway, and return the lock's file. Raises: ConfigError if another has the lock."""
     directory.mkdir(parents=True, exist_ok=True)
-    fd = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    file = io.FileIO(os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+")
+    close_in_children(file)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as e:
-        os.close(fd)
+        file.close()
         raise ConfigError(f"{directory} is in use by another gateway; give each its own --store") from e
-    return fd
+    return file
