@@ -106,6 +106,8 @@ async def parts(payload):
     yield "4"
     if payload["fail"] == "stream":
         raise KeyError("lamp")
+    if payload["fail"] == "task":
+        await BackgroundTask(raise_after_answer)()
 
 async def as_it_is(request, call_next):
     return await call_next(request)
@@ -117,11 +119,18 @@ async def with_teardown(scope, receive, send):
     await JSONResponse(42)(scope, receive, send)
     raise KeyError("the teardown failed")
 
+async def ending_always(scope, receive, send):
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    try:
+        raise KeyError("lamp")
+    finally:
+        await send({"type": "http.response.body", "body": b"42"})
+
 async def invocations(request):
     payload = await request.json()
-    if payload.get("fail") == "teardown":
-        return with_teardown
-    if payload.get("fail") in ("stream", "background"):
+    if payload.get("fail") in ("teardown", "ended"):
+        return with_teardown if payload["fail"] == "teardown" else ending_always
+    if payload.get("fail") in ("stream", "task", "background"):
         background = BackgroundTask(raise_after_answer) if payload["fail"] == "background" else None
         response = StreamingResponse(parts(payload), media_type="text/plain", background=background)
         return BaseHTTPMiddleware(response, as_it_is) if payload["middleware"] else response
@@ -273,8 +282,9 @@ def test_an_exception_after_the_complete_answer_is_logged_and_the_answer_counts(
     assert (record["outcome"], record["_answer"]) == ("ok", "4")
     assert "KeyError: 'the background task failed'" in agent.log
     assert agent.run({"fail": "teardown"})["_answer"] == 42
-    broken = agent.run({"fail": "stream", "middleware": middleware})
-    assert (broken["outcome"], broken["error_type"]) == ("agent_error", "KeyError")
+    for fail in ("stream", "task", "ended"):
+        broken = agent.run({"fail": fail, "middleware": middleware})
+        assert (broken["outcome"], broken["error_type"]) == ("agent_error", "KeyError")
 
 
 def test_an_error_response_is_the_agents_failure_and_plain_text_an_answer(agents: Callable[[str], Agent]) -> None:

@@ -7,6 +7,7 @@ an agent that blocks its loop delays no heartbeat.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import logging
 import re
@@ -219,9 +220,10 @@ async def _request(app: Any, scope: Mapping[str, Any], body: bytes) -> tuple[int
         nonlocal complete
         if message["type"] == "http.response.start":
             started.update(message)
-        else:
+        elif message["type"] == "http.response.body":
             parts.append(message.get("body", b""))
-            complete = started["status"] < 400 and not message.get("more_body")
+            # An app may also end its answer while it handles an exception.
+            complete = started["status"] < 400 and not message.get("more_body") and sys.exc_info()[1] is None
 
     kept = [(name, value) for name, value in scope["headers"] if name.lower() not in _REPLACED]
     # AgentCore's SDK for TypeScript streams only to callers that ask for it.
@@ -230,10 +232,14 @@ async def _request(app: Any, scope: Mapping[str, Any], body: bytes) -> tuple[int
     try:
         await app(given, _replayed(body, asyncio.Event().wait), send)
     except (Exception, SystemExit) as e:
-        files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(e.__traceback__)]
+        codes = [frame.f_code for frame, _ in traceback.walk_tb(e.__traceback__)]
         # Starlette's middleware also completes an answer whose stream broke, but only then do background tasks run.
-        broken = any(file.endswith("starlette/middleware/base.py") for file in files)
-        if any(file.endswith("starlette/background.py") for file in files) or (complete and not broken):
+        broken = any(code.co_filename.endswith("starlette/middleware/base.py") for code in codes)
+        background = any(
+            caller.co_qualname.endswith("Response.__call__") and code.co_filename.endswith("starlette/background.py")
+            for caller, code in itertools.pairwise(codes)
+        )
+        if background or (complete and not broken):
             logger.error("the agent raised after its answer, which counts", exc_info=e)
         elif isinstance(e, SystemExit):  # asyncio would end the server's loop
             seen["error"] = AgentError(f"the agent called sys.exit: {e}", error_type="SystemExit")
