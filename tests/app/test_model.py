@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import copy
 import json
+import pickle
 import ssl
 import time
 from collections.abc import Iterator
@@ -210,6 +212,9 @@ def test_a_model_at_an_address_is_openais_for_strands_and_none_for_bedrock(app: 
     made = model.strands_model(max_tokens=64)
     config = {name: made.get_config()[name] for name in ("model_id", "params")}
     assert config == {"model_id": "m", "params": {"max_tokens": 64, "extra_body": {"top_k": 5}}}
+    client = made.client_args["http_client"]
+    for copied in (copy.deepcopy(made), pickle.loads(pickle.dumps(made))):
+        assert copied.client_args == {"base_url": "http://gateway/v1", "api_key": "none", "http_client": client}
     with pytest.raises(ConfigError, match="openai_kwargs"):
         model.bedrock_client()
 

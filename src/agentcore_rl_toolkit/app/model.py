@@ -178,6 +178,9 @@ def _http_client() -> Any:
         async def aclose(self) -> None:
             pass
 
+        def __reduce__(self) -> Any:  # copies of a model share it
+            return _http_client, ()
+
     return Client(**options)
 
 
