@@ -139,10 +139,16 @@ async def test_scorers_that_wait_for_one_that_blocks_their_loop_are_masked_at_th
     async def fast(*given: Any) -> Any:
         return 1.0
 
+    def of_a_thread(*given: Any) -> Any:
+        ended.wait(60)
+
     waiting = [
-        with_score(rollout(reward=0.5), ROW, scorer(function, timeout_s=0.2)) for function in (block, fast, fast)
+        with_score(rollout(reward=0.5), ROW, scorer(function, timeout_s=0.2))
+        for function in (block, fast, fast, of_a_thread)
     ]
-    for done in await asyncio.wait_for(asyncio.gather(*waiting), 10):
+    *ended_late, in_a_thread = await asyncio.wait_for(asyncio.gather(*waiting), 10)
+    assert str(in_a_thread.reason).endswith("took longer than 0.2 s")
+    for done in ended_late:
         assert (done.reward, done.score, done.mask_reason, done.cause) == (None, None, "scorer", Cause.SCORER)
         assert "took longer than 0.2 s" in str(done.reason)
         assert "the async scorer score.py:score blocks the loop of all async scorers" in str(done.reason)

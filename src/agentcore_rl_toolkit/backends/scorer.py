@@ -72,7 +72,8 @@ class Scorer:
             raise
         except TimeoutError:
             text = f"the scorer {self.name} took longer than {self.timeout_s:g} s"
-            if _portal.started and (running := asyncio.current_task(_portal.loop)) is not None:
+            # An async function has returned its coroutine. A sync one runs in its own thread.
+            if result.done() and _portal.started and (running := asyncio.current_task(_portal.loop)) is not None:
                 await asyncio.sleep(0.1)
                 if asyncio.current_task(_portal.loop) is running:
                     text += f"; the async scorer {running.get_name()} blocks the loop of all async scorers: without "

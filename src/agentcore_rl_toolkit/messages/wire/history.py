@@ -150,7 +150,7 @@ def image_part(image: Any) -> Part:
     """Return a part with an image. ``image`` has its URL, and may have a ``detail``. Raises: RequestError."""
     if not isinstance(object_of(image, "image_url").get("url"), str):
         how = "send the image's data (base64 or a data URL), or its URL"
-        raise unsupported("image", f"it has no URL, and uploaded files are not kept; {how}")
+        raise unsupported("image", f"it has no URL that engines can read, and uploaded files are not kept; {how}")
     return {"type": "image_url", "image_url": image}
 
 
