@@ -191,6 +191,8 @@ def test_calls_that_overlap_in_time_are_parallel() -> None:
     later = turn(2, [*PROMPT, 20, 31], [22], started_s=5.0, finished_s=6.0)
     assert cause(root, left, right) == {"parallel_calls": 1}
     assert cause(root, left, later) == {"history_rewritten": 1}
+    beginning = turn(2, PROMPT[:5], [22], started_s=2.0, finished_s=4.0)  # it leaves no prompt that it does not begin
+    assert cause(root, left, beginning) == {"history_rewritten": 1}
 
 
 def test_the_gateways_own_reason_is_believed() -> None:

@@ -167,13 +167,12 @@ def _choose_parent(candidates: list[Placed], turn: Turn) -> Placed:
     Prefer turns that the agent received, then the turn that the gateway names, then one without a continuation.
     """
     candidates = [node for node in candidates if node.turn.delivered] or candidates
-    if len(candidates) > 1:
-        for node in candidates:
-            if node.turn.turn_id == turn.parent_turn:
-                return node
-        for node in candidates:
-            if not node.children:
-                return node
+    for node in candidates:
+        if node.turn.turn_id == turn.parent_turn:
+            return node
+    for node in candidates:
+        if not node.children:
+            return node
     return candidates[0]
 
 

@@ -512,8 +512,10 @@ def test_reasoning_effort_reaches_the_template() -> None:
 def test_no_usage_is_negative() -> None:
     usage = Usage(prompt_tokens=10, completion_tokens=1, cached_tokens=16)
     assert anthropic_usage(usage)["input_tokens"] == 0
-    for shown in (usage.to_dict()["prompt_tokens_details"], responses_usage(usage)["input_tokens_details"]):
-        assert shown["cached_tokens"] == 10
+    for details in (usage.to_dict()["prompt_tokens_details"], responses_usage(usage)["input_tokens_details"]):
+        assert details["cached_tokens"] == 10
+    for cached, prompt, shown in ((None, 5, 0), (3, None, 0), (-1, 5, 0), (2, 5, 2)):
+        assert Usage(prompt_tokens=prompt, cached_tokens=cached).cached == shown
 
 
 @pytest.mark.parametrize(
@@ -539,6 +541,19 @@ def test_numbers_are_taken_up_to_their_bounds(dialect: str, field: str, lowest: 
         parse(dialect, logprobs=True, **{field: value})
     for value in (lowest - 1, highest + 1):
         assert refused(dialect, logprobs=True, **{field: value}).param == field
+
+
+def test_a_budget_of_thinking_is_a_count() -> None:
+    parse("anthropic", thinking={"type": "enabled", "budget_tokens": 0})
+    assert refused("anthropic", thinking={"type": "enabled", "budget_tokens": -1}).param == "thinking.budget_tokens"
+
+
+def test_the_schema_of_a_response_has_the_members_that_chat_completions_know() -> None:
+    form = {"type": "json_schema", "name": "n", "schema": {}, "strict": None, "description": "d", "more": 1}
+    shape = parse("responses", text={"format": form}).response_format
+    assert shape == {"type": "json_schema", "json_schema": {"name": "n", "schema": {}, "description": "d"}}
+    for missing in ({"type": "json_schema"}, {"type": "grammar", "schema": {}}):
+        assert refused("responses", text={"format": missing}).param == "text.format.type"
 
 
 @pytest.mark.parametrize(

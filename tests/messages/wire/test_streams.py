@@ -180,6 +180,72 @@ def test_items_of_a_response_stream_come_one_after_the_other() -> None:
     assert [p for p in places if p is not None] == [0, 0, 0, 0, 1, 1, 1, 1]
 
 
+ENTRY = {"token": "b"}
+ANSWER = [
+    Delta(reasoning="a"),
+    Delta(text="b", logprob_entries=[ENTRY]),
+    Delta(choice=1, text="of another choice"),
+    Delta(tool_calls=[ToolDelta(index=0, name="f", arguments="{}")]),
+    Delta(tool_calls=[ToolDelta(index=1, name="g")]),
+    Delta(finish_reason="length", usage=Usage(prompt_tokens=7, completion_tokens=3, cached_tokens=2)),
+]
+
+
+def test_a_response_stream_has_numbered_events_and_whole_items_at_the_end() -> None:
+    events = stream("responses", ANSWER, logprobs=True)
+    assert [event["sequence_number"] for event in events] == list(range(22))
+    assert [(e["output_index"], e["content_index"], e["item_id"]) for e in events if "content_index" in e] == [
+        *[(0, 0, "rs_9-0")] * 4,
+        *[(1, 0, "msg_9-0")] * 4,
+    ]
+    assert [(e["output_index"], e["item"]["id"], e["item"]["status"]) for e in events if "item" in e] == [
+        *((0, "rs_9-0", "in_progress"), (0, "rs_9-0", "completed")),
+        *((1, "msg_9-0", "in_progress"), (1, "msg_9-0", "completed")),
+        *((2, "fc_9-0", "in_progress"), (2, "fc_9-0", "completed")),
+        *((3, "fc_9-1", "in_progress"), (3, "fc_9-1", "incomplete")),
+    ]
+    called = [(e["type"].split(".")[-1], e["output_index"], e["item_id"]) for e in events if "call_arg" in e["type"]]
+    assert called == [("delta", 2, "fc_9-0"), ("done", 2, "fc_9-0"), ("done", 3, "fc_9-1")]
+    text = {"type": "output_text", "text": "b", "annotations": [], "logprobs": [ENTRY]}
+    thought = {"type": "reasoning", "summary": [], "encrypted_content": "base64:YQ=="}
+    thought |= {"id": "rs_9-0", "status": "completed", "content": [{"type": "reasoning_text", "text": "a"}]}
+    said = {"type": "message", "role": "assistant", "id": "msg_9-0", "status": "completed", "content": [text]}
+    assert events[-1]["response"]["output"][:2] == [thought, said]
+    assert [e["part"] for e in events if "part" in e][1::2] == [thought["content"][0], text]
+    assert [(e["text"], e.get("logprobs")) for e in events if "text" in e] == [("a", None), ("b", [ENTRY])]
+
+
+def test_a_message_stream_and_the_whole_message_have_the_same_blocks() -> None:
+    request = ModelRequest(dialect="anthropic", model="m", counted=Usage(prompt_tokens=7))
+    encoder = DIALECTS["anthropic"].encoder(request, reply_id="chatcmpl-9")
+    data = encoder.start() + b"".join(map(encoder.feed, ANSWER)) + encoder.finish()
+    events = [json.loads(line[6:]) for line in data.decode().split("\n") if line.startswith("data: {")]
+    assert [(e["type"].removeprefix("content_block_"), e["index"]) for e in events if "index" in e] == [
+        *(("start", 0), ("delta", 0), ("delta", 0), ("stop", 0), ("start", 1), ("delta", 1), ("stop", 1)),
+        *(("start", 2), ("delta", 2), ("stop", 2), ("start", 3), ("stop", 3)),
+    ]
+    assert [e["content_block"] for e in events if "content_block" in e] == [
+        {"type": "thinking", "thinking": "", "signature": ""},
+        {"type": "text", "text": ""},
+        {"type": "tool_use", "id": "toolu_9-0", "name": "f", "input": {}},
+        {"type": "tool_use", "id": "toolu_9-1", "name": "g", "input": {}},
+    ]
+    unused = {"cache_creation_input_tokens": 0}
+    started = {"input_tokens": 7, "output_tokens": 0, "cache_read_input_tokens": 0, **unused}
+    assert events[0]["message"]["usage"] == started
+    assert encoder.body == {
+        **{"id": "msg_9", "type": "message", "role": "assistant", "model": "m"},
+        "content": [
+            {"type": "thinking", "thinking": "a", "signature": "c2VsZi1ob3N0ZWQ="},
+            {"type": "text", "text": "b"},
+            {"type": "tool_use", "id": "toolu_9-0", "name": "f", "input": {}},
+            {"type": "tool_use", "id": "toolu_9-1", "name": "g", "input": {}},
+        ],
+        **{"stop_reason": "max_tokens", "stop_sequence": None},
+        "usage": {"input_tokens": 5, "output_tokens": 3, "cache_read_input_tokens": 2, **unused},
+    }
+
+
 def test_anthropic_arguments_that_are_no_object_are_shown_as_they_are() -> None:
     choice = Choice(tool_calls=[ToolCall(id="a", name="f", arguments="[1, 2")], finish_reason="tool_calls")
     body = json.loads(
@@ -207,7 +273,8 @@ def test_reasons_to_finish_in_each_dialects_words(finish, stop_sequence, anthrop
     body = json.loads(DIALECTS["anthropic"].encode_reply(reply, request))
     assert (body["stop_reason"], body["stop_sequence"]) == (anthropic, stop_sequence)
     body = json.loads(DIALECTS["responses"].encode_reply(reply, ModelRequest(dialect="responses", model="m")))
-    assert body["status"] == responses
+    why = {"length": {"reason": "max_output_tokens"}, "content_filter": {"reason": "content_filter"}}.get(finish)
+    assert (body["status"], body["output"][0]["status"], body["incomplete_details"]) == (responses, responses, why)
     body = json.loads(DIALECTS["gemini"].encode_reply(reply, ModelRequest(dialect="gemini", model="m")))
     reason = {"length": "MAX_TOKENS", "content_filter": "SAFETY"}.get(finish, "STOP")
     assert body["candidates"] == [
@@ -241,6 +308,11 @@ def test_a_chat_reply_whole_and_streamed_has_its_logprobs_its_stop_string_and_it
     assert [c.get("stop_reason") for c in whole["choices"]] == ["END", None]
     assert [c["logprobs"]["content"] for c in whole["choices"]] == [[entry], [entry]]
     assert whole["usage"] == counted
+    unasked = json.loads(DIALECTS["chat"].encode_reply(reply, ModelRequest(dialect="chat", model="m", n=2)))
+    assert [c["logprobs"] for c in unasked["choices"]] == [None, None]
+    bare = Reply(id="chatcmpl-1", choices=[Choice(content="x")])
+    [shown] = json.loads(DIALECTS["chat"].encode_reply(bare, request))["choices"]
+    assert (shown["logprobs"], shown["finish_reason"], "stop_reason" in shown) == (None, "stop", False)
     request.stream = request.include_usage = True
     lines = DIALECTS["chat"].encode_reply(reply, request).decode().split("\n\n")
     chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
