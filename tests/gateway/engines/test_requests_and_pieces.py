@@ -58,7 +58,9 @@ def test_a_request_has_the_prompt_the_form_and_the_samples_that_were_asked_for(
 
 
 def of_vllm(choice: dict[str, Any], **more: Any) -> Piece:
-    [piece] = TOKEN_ENGINES["vllm"].reader()(json.dumps({"choices": [{"token_ids": [7, 8], **choice}], **more}).encode())
+    [piece] = TOKEN_ENGINES["vllm"].reader()(
+        json.dumps({"choices": [{"token_ids": [7, 8], **choice}], **more}).encode()
+    )
     return piece
 
 
