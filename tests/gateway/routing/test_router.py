@@ -125,27 +125,6 @@ async def test_a_stream_moves_to_another_engine_only_before_its_first_byte(
         assert "".join(pieces).split() == decode_ids(engines[1].calls[0].completion_ids[0]).split()
 
 
-async def test_a_new_session_goes_to_the_engine_with_the_fewest_running_calls(
-    engines: list[ScriptedEngine], start_gateway: Start
-) -> None:
-    gateway = await start_gateway(*engines)
-    _, sessions = await opened(gateway, 6)
-    gate = asyncio.Event()
-    for engine in engines:
-        engine.faults.extend([Fault(gate=gate)] * 3)
-    running = []
-    for session in sessions[:3]:
-        running.append(asyncio.ensure_future(ask(session)))
-        await arrived(*engines, count=len(running))
-    assert sorted(len(e.calls) for e in engines) == [1, 2]
-    fewest = min(engines, key=lambda e: len(e.calls))
-    running.append(asyncio.ensure_future(ask(sessions[3])))
-    await arrived(*engines, count=4)
-    assert len(fewest.calls) == 2
-    gate.set()
-    assert set(await asyncio.gather(*running)) == {200}
-
-
 async def test_an_engine_that_was_away_is_used_again(start_gateway: Start) -> None:
     engine = ScriptedEngine()
     await engine.start()
@@ -287,16 +266,6 @@ async def test_a_server_that_is_added_again_goes_on_with_what_is_given_and_keeps
     [reply] = (await client.stats_async())["workers"]
     assert (reply["engine"], reply["draining"]) == ("vllm", False)
     running.cancel()
-
-
-async def test_an_engine_rests_after_three_errors_in_a_row(engines: list[ScriptedEngine], start_gateway: Start) -> None:
-    gateway = await start_gateway(engines[0])
-    _, [session] = await opened(gateway, 1)
-    [worker] = gateway.router.workers.values()
-    for statuses, rests in (([500, 500, 200], False), ([500, 500], False), ([500], True)):
-        engines[0].faults += [Fault(status=status) for status in statuses]
-        assert [await ask(session) for _ in statuses] == statuses
-        assert (worker.resting_until > 0) is rests
 
 
 async def test_a_server_is_removed_by_any_name_that_it_was_given(

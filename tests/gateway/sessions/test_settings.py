@@ -284,9 +284,3 @@ async def test_an_agents_seed_gives_each_rollout_another_sample(
         bodies[2]["seed"],
         7,
     )
-
-
-async def test_the_engines_word_for_no_seed_stays(engine: ScriptedEngine, session: SessionHandle) -> None:
-    async with gpt(session) as llm:
-        await llm.chat.completions.create(model="m", messages=[{"role": "user", "content": "hi"}], seed=-1)
-    assert engine.calls[0].body["seed"] == -1
