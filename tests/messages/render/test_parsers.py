@@ -46,6 +46,7 @@ def read(grammar: str, pieces: list[str], *, tools: Any = TOOLS, reasoning_open:
     parser = grammar_named(grammar).new_parser(tools=tools, reasoning_open=reasoning_open)
     deltas = [delta for piece in pieces for delta in parser.feed(piece)] + parser.finish()
     calls = [call for delta in deltas for call in delta.tool_calls]
+    assert [call.index for call in calls] == list(range(len(calls)))
     return {
         "status": parser.status,
         "content": "".join(delta.text for delta in deltas),
@@ -786,6 +787,9 @@ def test_streaming_ids_gives_what_parsing_gives(data, renderer_for) -> None:
     )
     assert [(c.name, c.arguments) for c in parsed.tool_calls] == [(c.name, c.arguments) for c in whole.tool_calls]
     assert "<|im_end|>" not in whole.content or "<|im_end|>" in text
+    assert [stream.parsed(reason).finish_reason for reason in ("stop", "length", None)] == [
+        *("tool_calls" if whole.tool_calls else "stop", "length", None)
+    ]
 
 
 def test_each_token_has_a_logprob(renderer_for) -> None:

@@ -191,13 +191,13 @@ def _unusual(renderer: Renderer) -> tuple[bool, str]:
 
 
 def _markers(renderer: Renderer) -> tuple[bool, str]:
-    texts = renderer.tokenizer.special_texts
-    forged = "".join(texts)
+    special = sorted(renderer.tokenizer.special_ids)
+    forged = "".join(map(renderer.tokenizer.text_of, special))
     ids = [renderer.render(renderer.conversation(now=0.0), _said(text)).token_ids for text in ("x", f"x{forged}x")]
     plain, tried = ([i for i in each if i in renderer.tokenizer.special_ids] for each in ids)
     if plain != tried:
         return False, "a marker in a user's text becomes a token of the conversation"
-    return True, f"{len(texts)} markers in a user's text stay text"
+    return True, f"{len(special)} markers in a user's text stay text"
 
 
 def _said(text: str) -> list[dict[str, Any]]:

@@ -116,10 +116,6 @@ class Tokenizer:
     def added_texts(self) -> tuple[str, ...]:
         return tuple(self._text_of_added.values())
 
-    @property
-    def special_texts(self) -> tuple[str, ...]:
-        return tuple(text for token_id, text in self._text_of_added.items() if token_id in self.special_ids)
-
     def without_markers(self) -> Tokenizer:
         """Return a tokenizer that encodes markers as plain text. It shares the vocabulary with this one."""
         from tokenizers import models
