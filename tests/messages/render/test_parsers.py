@@ -16,7 +16,7 @@ from agentcore_rl_toolkit.errors import CaptureError
 from agentcore_rl_toolkit.messages.render import GRAMMARS, TextDecoder, grammar_named
 from agentcore_rl_toolkit.messages.render.parsers.base import held_back
 from agentcore_rl_toolkit.messages.render.reply import StopCutter
-from agentcore_rl_toolkit.messages.render.tokens import Tokenizer
+from agentcore_rl_toolkit.messages.render.tokens import Tokenizer, TokenRow
 
 TOOLS: list[dict[str, Any]] = [
     {
@@ -790,6 +790,21 @@ def test_streaming_ids_gives_what_parsing_gives(data, renderer_for) -> None:
     assert [stream.parsed(reason).finish_reason for reason in ("stop", "length", None)] == [
         *("tool_calls" if whole.tool_calls else "stop", "length", None)
     ]
+
+
+def test_rows_share_their_tokens_until_they_part() -> None:
+    row = TokenRow().extended([1, 2])
+    longer, other = row.extended([3]), row.extended([4, 5])
+    assert (longer.buffer is row.buffer, other.buffer is row.buffer) == (True, False)
+    shown = [(each.ids().tolist(), each.json(), each.tail(2).tolist()) for each in (row, longer, other, TokenRow())]
+    assert shown == [
+        ([1, 2], b"[1,2]", [1, 2]),
+        ([1, 2, 3], b"[1,2,3]", [2, 3]),
+        ([1, 2, 4, 5], b"[1,2,4,5]", [4, 5]),
+        ([], b"[]", []),
+    ]
+    row.cut()
+    assert row.extended([6]).json() == b"[1,2,6]"
 
 
 def test_each_token_has_a_logprob(renderer_for) -> None:
