@@ -14,7 +14,7 @@ from agentcore_rl_toolkit.isolation import sandbox
 from agentcore_rl_toolkit.isolation.cover import Cover
 from agentcore_rl_toolkit.isolation.hints import VARIABLE, describe, hint
 from agentcore_rl_toolkit.isolation.sandbox import no_sandbox
-from agentcore_rl_toolkit.isolation.view import MAX_COPIED_BYTES
+from agentcore_rl_toolkit.isolation.view import BARE_TMP, MAX_COPIED_BYTES
 
 from .test_sandbox import NESTED, USERS, command_of
 from .test_sandbox import folders as folders
@@ -106,6 +106,19 @@ def test_two_sessions_write_the_same_files_and_each_reads_its_own(
         assert f"{me} {found} {shown} ['0']" in done.stdout.splitlines(), (done.stdout, done.stderr)
     assert {(project / name).read_text() for name in files} == {"outside"}
     assert not (project / "new").exists()
+
+
+def test_a_tmp_that_allows_no_overlay_is_shared_and_stays_writable(folders: Callable[[str], Path]) -> None:
+    project, tmp = folders("project"), folders("tmp")
+    covers = {BARE_TMP: "/proc/sys"}  # the kernel stacks no overlay on this file system
+    code = f"import sys; sys.path.insert(0, {str(ISOLATION)!r}); import view; print(view.try_out({str(project)!r}))"
+    code += f"; print(view.make({str(project)!r})); open('/tmp/new', 'w').write('shared')"
+    words = [*command_of([], [project, ISOLATION], covers=covers, tmp=str(tmp)), "/usr/bin/python3", "-c", code]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, cwd="/")
+    if not done.stdout.startswith("(None"):
+        pytest.skip(f"no view: {done.stdout}")
+    assert done.stdout.splitlines()[1:] == ["['/tmp']"], done.stderr
+    assert (tmp / "new").read_text() == "shared"
 
 
 def test_an_error_about_a_full_view_shows_its_limit_and_larger_folders() -> None:

@@ -66,8 +66,9 @@ def make(
         _mount(f"{SCRATCH}/home", home, None, _BIND | _RECURSIVE)
     if os.path.isdir(BARE_TMP):
         builder.overlay(BARE_TMP, f"{SCRATCH}/tmp")
-        _bind_inner(TMP, f"{SCRATCH}/tmp", _mount_points(TMP))
-        _mount(f"{SCRATCH}/tmp", TMP, None, _BIND | _RECURSIVE)
+        if BARE_TMP not in builder.refused:
+            _bind_inner(TMP, f"{SCRATCH}/tmp", _mount_points(TMP))
+            _mount(f"{SCRATCH}/tmp", TMP, None, _BIND | _RECURSIVE)
     if not _mount_points(SHM):
         builder.overlay(SHM, f"{SCRATCH}/shm")
         _mount(f"{SCRATCH}/shm", SHM, None, _BIND)
