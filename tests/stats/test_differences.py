@@ -35,6 +35,13 @@ def test_p_values_are_exact(rollouts: int) -> None:
         assert sign_flip_p(changes) == pytest.approx(enumerated(changes))
 
 
+def test_means_of_up_to_64_rollouts_are_exact() -> None:
+    changes = [1 / 63, 1 / 64, -1 / 64, 2 / 63, -3 / 64, 5 / 64]
+    assert sign_flip_p(changes) == pytest.approx(enumerated(changes))
+    near = [1 / 63 - 1 / 64, 1 / 64 - 1 / 63]  # one unit of 1 / 4032
+    assert sign_flip_p([0.5, 0.5 - 1 / 4032, *near]) == pytest.approx(enumerated([0.5, 0.5 - 1 / 4032, *near]))
+
+
 def test_rewards_of_0_and_1_get_the_p_value_of_mcnemar() -> None:
     both = sum(math.comb(10, k) for k in (0, 1, 2, 8, 9, 10)) / 2**10  # 8 of 10 changed inputs are better
     assert sign_flip_p([1.0] * 8 + [-1.0] * 2 + [0.0] * 30) == pytest.approx(both)
@@ -94,6 +101,8 @@ def test_so_many_inputs_find_the_difference_with_a_power_of_80_percent() -> None
     changes = [1.0] * 30 + [-1.0] * 10 + [0.0] * 60
     needed = inputs_needed(changes)
     assert needed is not None
+    assert inputs_needed([1.0, 0.0]) == 16  # (2.8016 / 0.5) ** 2 * 0.5
+    assert [inputs_needed([1.0]), inputs_needed([0.5, 0.5]), inputs_needed([1.0, -1.0])] == [None, 1, None]
     r = random.Random(0)
     found = sum(sign_flip_p(r.choices(changes, k=needed)) <= 0.05 for _ in range(300)) / 300
     assert 0.7 <= found <= 0.9

@@ -19,7 +19,7 @@ from agentcore_rl_toolkit.policy import Engine, create_app, load_policy
 from agentcore_rl_toolkit.policy.sampling import SamplingParams
 from agentcore_rl_toolkit.weights import EngineAddress
 from agentcore_rl_toolkit.weights.engines import Sampled
-from agentcore_rl_toolkit.weights.movement import Movement, logprobs_of
+from agentcore_rl_toolkit.weights.movement import Movement, UpdateProof, logprobs_of
 from agentcore_rl_toolkit.weights.publishing import gap
 from serving import hosted
 
@@ -50,6 +50,72 @@ def test_an_engine_is_judged_when_the_change_is_large_enough(
 ) -> None:
     movement = Movement.of(*changes(1000, size, share, rounding), noise=0.01)
     assert movement.arrived is arrived
+
+
+@pytest.mark.parametrize(
+    ("slope", "error", "size", "arrived"),
+    [
+        (0.875, 0.125, 1.0, None),  # three standard errors above 0.5
+        (0.876, 0.125, 1.0, True),
+        (0.125, 0.125, 0.25, None),
+        (0.124, 0.125, 0.25, False),
+        (0.124, 0.125, 0.5, None),  # it moved, if not with the trainer
+    ],
+)
+def test_three_standard_errors_from_the_middle_are_a_proof(
+    slope: float, error: float, size: float, arrived: bool | None
+) -> None:
+    assert Movement(slope=slope, error=error, size=size).arrived is arrived
+
+
+def test_a_movement_has_the_slope_of_least_squares_and_at_least_the_error_of_the_noise() -> None:
+    movement = Movement.of([1.0, 1.0, 2.0], [1.0, 0.0, 2.0], noise=0.0)
+    assert (movement.slope, movement.size**2) == (pytest.approx(5 / 6), pytest.approx(5 / 6))
+    assert movement.error**2 == pytest.approx((1 / 36 + 25 / 36 + 1 / 9) / 3 / 6)
+    assert Movement.of([1.0, 1.0, 2.0], [1.0, 1.0, 2.0], noise=0.6).error ** 2 == pytest.approx(0.06)
+
+
+class Fixed:
+    """An engine with these logprobs at any version."""
+
+    engine, url = "fixed", "http://fixed"
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.sampled: list[tuple[int, int]] = []  # first token of the prompt, and seed
+
+    def connect(self) -> Fixed:
+        return self
+
+    def dtype(self) -> str | None:
+        return None
+
+    def sample(self, prompt: list[int], *, n: int, max_tokens: int, seed: int) -> list[Sampled]:
+        self.sampled.append((prompt[0], seed))
+        return [Sampled([], []), Sampled([7, 8], [-1.0, -1.0]), Sampled([9, 10], [-1.0, -1.0])]
+
+    def logprobs(self, ids: list[int]) -> list[float]:
+        return logprobs_of(self.model, ids, exact=True)
+
+
+def test_a_proof_follows_the_first_prompt_of_the_policys_own_dialogues() -> None:
+    model, _ = load_policy()
+    engine = Fixed(model)
+    proof = UpdateProof(engine)  # type: ignore[arg-type]
+    found = []
+    for version, (first, own) in enumerate(((20, False), (30, False), (40, True), (50, True))):
+        found.append(proof.check(model, [first, 21, 22], version, own=own))
+        with torch.no_grad():
+            model.lm_head.weight.add_(0.1 * torch.randn_like(model.lm_head.weight))
+    assert engine.sampled == [(20, 1), (40, 3)]
+    assert (found, proof.proved) == ([None, True, True, True], 3)
+    assert len(proof._logprobs(model)[0]) == (2 + 2) + 2, "those of the prompt are compared once"
+    proof = UpdateProof(Fixed(load_policy()[0]))  # type: ignore[arg-type]
+    assert proof.check(model, [60, 21], 4, own=True) is None
+    with torch.no_grad():
+        model.lm_head.weight.mul_(1.5)
+    with pytest.raises(WeightsError, match=r"changed by .* of the trainer's change"):
+        proof.check(model, [60, 21], 5, own=True)
 
 
 class Announced:

@@ -25,7 +25,8 @@ from agentcore_rl_toolkit.gateway import GatewayClient
 from agentcore_rl_toolkit.policy import Engine, create_app, load_policy
 from agentcore_rl_toolkit.runs import Rollout, RunReader
 from agentcore_rl_toolkit.weights import EngineAddress, Publisher, prove, publish, publishing, write_checkpoint
-from agentcore_rl_toolkit.weights.publishing import probe_prompt
+from agentcore_rl_toolkit.weights.engines import Sampled
+from agentcore_rl_toolkit.weights.publishing import Gap, check_gap, probe_prompt
 from serving import Asked, answering, hosted
 
 
@@ -233,6 +234,49 @@ def test_a_run_that_ended_before_its_first_checkpoint_begins_again(address: Engi
     assert begun == [{"steps_done": 0, "rollouts_done": 0}]
     with RunReader(tmp_path) as run:
         assert run.count() == 0
+
+
+@pytest.mark.parametrize(
+    ("answers", "gap"),
+    [
+        ([([7, 8], [-1.0, -2.5])], (0.5, 0.25)),
+        ([([7, 8], [-1.0, -2.5]), ([], [])], (0.5, 0.25)),
+        ([([7, 8], [-1.0, -1.0]), ([7], [-1.0])], (1.0, 1 / 3)),
+        ([([], [])], None),
+        ([], None),
+        ([([7, 8], [-1.0])], None),
+        ([([7, 8], [-1.0, -2.5]), ([7], [])], None),
+    ],
+)
+def test_answers_are_compared_from_their_first_token_on(
+    answers: list[tuple[list[int], list[float]]], gap: tuple[float, float] | None
+) -> None:
+    sampled = [Sampled(*answer) for answer in answers]
+    own = [[-9.0, -9.0, -1.0, -2.0][: 2 + len(answer.ids)] for answer in sampled]
+    if gap is None:
+        with pytest.raises(WeightsError, match="nothing can be compared"):
+            Gap.of(sampled, own, 3)
+    else:
+        assert Gap.of(sampled, own, 3) == pytest.approx(gap)
+
+
+def test_a_gap_at_its_limit_is_accepted() -> None:
+    check_gap(0.5, 1, "here", 0.5)
+    with pytest.raises(WeightsError, match=r"after version 1 was published to here.*differ by 0.51"):
+        check_gap(0.51, 1, "here", 0.5)
+
+
+def test_a_mean_gap_may_grow_to_three_times_that_of_the_first_publish(
+    tmp_path: Path, stand_in: tuple[str, Told]
+) -> None:
+    url, reply = stand_in
+    reply.answers["/collective_rpc"] = (200, {"results": ["float32"]})
+    publisher = Publisher([EngineAddress(url=url, engine="vllm")], tmp_path)
+    for mean in (1.0, 3.0):
+        publisher._check_mean(mean, 1)
+    with pytest.raises(WeightsError, match=r"differ by 3.1 on average, and by 1 after the first \(at most 3\)"):
+        publisher._check_mean(3.1, 2)
+    assert (publisher.proved, Publisher([], tmp_path).proved) == (None, None)
 
 
 def test_vllm_is_paused_loaded_and_resumed_in_this_order(stand_in: tuple[str, Told], tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from .intervals import Z_95, interval
 LEAST_CHANGED = 6
 Z_80 = 0.841621  # normal quantile of a power of 80 %
 _WEIGHT = 0.5  # weight of the further difference at each end; `benchmarks/intervals.py` compares it with others
-_LARGEST_UNIT = 64 * 63  # rewards that are means of up to 64 rollouts have exact p values
+_UNITS = range(1, 4_033)  # 64 * 63 is the last: rewards that are means of up to 64 rollouts have exact p values
 _STEPS = 5_000_000  # about a second of work
 
 
@@ -26,8 +26,9 @@ def difference_interval(changes: Sequence[float]) -> tuple[float | None, float |
     Shapes: (N,) -> two numbers; (None, None) for N == 0.
     Source: Agresti and Min, "Simple improved confidence intervals for comparing matched proportions" (2005).
     """
-    low, high = interval([(change + 1) / 2 for change in changes], _WEIGHT)
-    return (None, None) if low is None or high is None else (2 * low - 1, 2 * high - 1)
+    ends = interval([(change + 1) / 2 for change in changes], _WEIGHT)
+    low, high = (None if end is None else 2 * end - 1 for end in ends)
+    return low, high
 
 
 def sign_flip_p(changes: Sequence[float]) -> float:
@@ -40,16 +41,14 @@ def sign_flip_p(changes: Sequence[float]) -> float:
     moved = [abs(change) for change in changes if change]
     if not moved:
         return 1.0
-    units = range(1, _LARGEST_UNIT + 1)
-    unit: float = next((n for n in units if all(abs(size * n - round(size * n)) < 1e-9 * n for size in moved)), 0)
+    unit: float = next((n for n in _UNITS if all(abs(size * n - round(size * n)) < 1e-9 * n for size in moved)), 0)
     if not unit or sum(moved) * unit * len(moved) > _STEPS:
         unit = 1000 / max(moved)
     sizes = [round(size * unit) for size in moved]
     total = sum(sizes)
     if total * len(sizes) > _STEPS:
         return math.erfc(abs(math.fsum(changes)) / math.sqrt(2 * math.fsum(size**2 for size in moved)))
-    ways = [0] * (total + 1)  # ways[s]: choices of signs whose positive differences sum to s
-    ways[0] = 1
+    ways = [1] + [0] * total  # ways[s]: choices of signs whose positive differences sum to s
     for size in sizes:
         for s in range(total, size - 1, -1):
             ways[s] += ways[s - size]

@@ -20,8 +20,15 @@ def test_dr_grpo_only_centres() -> None:
     assert dr_grpo([1.0, 0.0, 0.0, 0.0]) == [0.75, -0.25, -0.25, -0.25]
 
 
+def test_grpo_divides_by_the_sample_spread_if_it_is_larger_than_epsilon() -> None:
+    assert grpo([1.0, 0.0]) == pytest.approx([0.70711, -0.70711], abs=1e-5)
+    assert grpo([0.0, 1.0, 2.0], epsilon=1.0) == [0.0] * 3
+    assert grpo([0.0, 1.0, 2.0], epsilon=0.75) == pytest.approx([-1 / 1.75, 0.0, 1 / 1.75])
+
+
 def test_rloo_compares_with_the_mean_of_the_others() -> None:
     assert rloo([1.0, 0.0, 0.5]) == pytest.approx([0.75, -0.75, 0.0])
+    assert (rloo([1.0, 0.0]), rloo([None, 1.0])) == ([1.0, -1.0], [None, None])
 
 
 @pytest.mark.parametrize("estimator", ["grpo", "dr_grpo"])
