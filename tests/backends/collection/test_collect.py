@@ -499,6 +499,7 @@ BAD: list[tuple[Mapping[str, Any], str]] = [
     ({"gateway_patience_s": -1.0}, "gateway_patience_s"),
     ({"max_turns": 0}, "max_turns"),
     ({"policy_failures": "drop"}, "policy_failures"),
+    ({"credit": "turn", "discount": 1.1}, "discount"),
 ]
 
 

@@ -142,6 +142,8 @@ def test_a_row_of_a_run_has_the_facts_of_its_rollout() -> None:
     assert row.metrics == {"steps": 3.0}
     assert row.reward_parts == {"per_turn": (0.5,), "judge": {"score": 0.25, "reason": "short"}}
     assert row.traceback == "Trace"
+    assert replace(FAILED, record={"traceback": "nearer"}).traceback == "nearer"
+    assert ROLLOUT.traceback is None
 
 
 def test_numbers_of_other_trainers_get_the_names_of_all_runs() -> None:

@@ -120,31 +120,36 @@ def test_a_gateway_without_an_answer_is_the_infrastructures_fault() -> None:
     found = judge(end, captured=True, capture=None, fetch_error=None, config=CollectConfig())
     assert str(found.error) == "the gateway returned no trajectory"
     assert (found.outcome, found.mask_reason, found.weight_version_min) == (Outcome.INVALID, "no_tokens", None)
-    lost = judged({"rewards": 1.0}, error=GatewayLostError("gone"))
-    assert (lost.outcome, lost.mask_reason, str(lost.error)) == (
-        *(Outcome.LOST, "outcome"),
-        "lost with its model gateway: gone",
-    )
+    for lost in (judged({"rewards": 1.0}, error=GatewayLostError("gone")), judged(RAISED, error=GatewayError("gone"))):
+        assert (lost.outcome, lost.mask_reason, lost.score) == (Outcome.LOST, "outcome", None)
+        assert str(lost.error) == "lost with its model gateway: gone"
 
 
 @pytest.mark.parametrize(
     ("error", "lost"),
     [
+        ({}, True),
         ({"http_status": 500}, True),
-        ({"http_status": 499}, False),
-        ({"http_status": 428}, False),
-        ({"http_status": 430}, False),
+        ({"http_status": 429}, True),
+        ({"status": "partial", "http_status": None}, True),
+        ({"http_status": 499}, False),  # the agent's request was wrong
+        ({"status": "aborted"}, False),
         ({"started_s": 6.0}, False),  # the time at which the last turn was answered
-        ({"started_s": 6.1}, True),
         ({"started_s": None}, False),
-        ({"status": "ok"}, False),
     ],
 )
-def test_a_failed_call_after_the_last_answer_loses_the_rollout(error: dict[str, Any], lost: bool) -> None:
+@pytest.mark.parametrize("record", [{"rewards": 1.0}, RAISED])
+def test_an_agent_that_hides_the_failure_of_its_last_model_call_gets_no_reward(
+    record: dict[str, Any], error: dict[str, Any], lost: bool
+) -> None:
     failed = {"status": "error", "http_status": 502, "message": "no engine", "started_s": 10.0, **error}
-    assert (judged({"rewards": 1.0}, TURN, errors=[failed]).outcome is Outcome.LOST) == lost
+    found = judged(record, TURN, errors=[failed])
+    assert (found.outcome is Outcome.LOST) == (found.score is None) == lost
+    if lost:
+        assert (found.cause, found.mask_reason) == (Cause.INFRASTRUCTURE, "outcome")
+        assert str(found.error) == "its last model call failed: no engine"
     if "started_s" not in error:
-        assert (judged({"rewards": 1.0}, errors=[failed]).outcome is Outcome.LOST) == lost
+        assert (judged(record, errors=[failed]).outcome is Outcome.LOST) == lost
 
 
 @pytest.mark.parametrize(("started_s", "failure"), [(5.0, "turns"), (4.9, None), (None, None)])
@@ -177,6 +182,7 @@ def test_an_agent_still_calls_up_to_30_seconds_before_its_deadline(
     capture = SimpleNamespace(turns=turns, errors=[], train=None)
     found = judge(end, captured=True, capture=capture, fetch_error=None, config=CollectConfig())
     assert (found.cause, found.mask_reason) == (cause, "outcome")
+    assert (f"still making model calls, {len(calls_s)} in all" in str(found.error)) == (cause is Cause.AGENT)
 
 
 def test_versions_are_the_range_of_all_trained_tokens_or_unknown() -> None:
@@ -187,16 +193,21 @@ def test_versions_are_the_range_of_all_trained_tokens_or_unknown() -> None:
     assert trained_versions(None) is None
 
 
-@pytest.mark.parametrize(("turns", "logged"), [(1, False), (2, True)])
 def test_many_calls_are_logged_above_the_limit(
-    turns: int, logged: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("agentcore_rl_toolkit.backends.collection.judge.WARN_TURNS", 1)
-    judged({"rewards": 1.0}, *(TURN, NEXT)[:turns])
-    assert ("made 2 model calls (max_turns ends a session at 2000)" in caplog.text) == logged
+    judged({"rewards": 1.0}, TURN)
+    assert caplog.messages == []
+    judged({"rewards": 1.0}, TURN, NEXT)
+    assert "made 2 model calls (max_turns ends a session at 2000)" in caplog.text
 
 
 def test_a_blank_last_answer_is_the_policys_failure_with_its_reward_kept() -> None:
     found = judged({"rewards": 0.5}, TURN, replace(NEXT, answered=False))
     assert (found.outcome, found.failure, found.reward) == (Outcome.OK, "answer", 0.5)
+    limited = judged(
+        {"rewards": 0.5}, replace(TURN, answered=False), errors=[{"type": "turn_limit", "started_s": 10.0}]
+    )
+    assert (limited.failure, limited.reward) == ("answer", 0.5)
     assert judged({"rewards": 0.5}, replace(TURN, answered=False), NEXT).failure is None

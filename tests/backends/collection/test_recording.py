@@ -13,7 +13,7 @@ import pytest
 from agentcore_rl_toolkit.backends.collection.groups import CollectedRollout, Group, GroupRequest, trained_temperature
 from agentcore_rl_toolkit.backends.collection.recording import open_recording, step_numbers
 from agentcore_rl_toolkit.contract import Outcome
-from agentcore_rl_toolkit.errors import AgentError, ConfigError
+from agentcore_rl_toolkit.errors import ConfigError
 from agentcore_rl_toolkit.runs import Rollout, RunReader
 
 
@@ -68,14 +68,6 @@ def test_a_resumed_run_keeps_its_metrics_if_the_disk_is_full(tmp_path: Path) -> 
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     with RunReader(tmp_path) as run:
         assert [event["step"] for event in run.metrics()] == [0, 1, 2]
-
-
-def test_the_traceback_in_a_record_is_nearer_to_the_agent_than_that_of_the_error() -> None:
-    ended = CollectedRollout(session_id="s", input_id="i", index=0, outcome=Outcome.AGENT_ERROR)
-    error = AgentError("boom", agent_traceback="of the error")
-    assert replace(ended, record={"traceback": "of the record"}, error=error).traceback == "of the record"
-    assert replace(ended, record={}, error=error).traceback == "of the error"
-    assert ended.traceback is None
 
 
 @pytest.mark.parametrize("temperature", [0, -1.0, math.inf, math.nan, "hot", None])

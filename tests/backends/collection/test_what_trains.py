@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from agentcore_rl_toolkit.backends import CollectConfig, GroupRequest, collect, summarize
-from agentcore_rl_toolkit.backends.collection.judge import end_of_calls, end_of_record, ended_by, judge
+from agentcore_rl_toolkit.backends.collection.judge import end_of_calls
 from agentcore_rl_toolkit.backends.collection.samples import to_samples
 from agentcore_rl_toolkit.backends.slime.convert import NOTE, to_slime
 from agentcore_rl_toolkit.backends.training.loop import update
 from agentcore_rl_toolkit.backends.trl.convert import SEQUENCE_KEY, to_trl
 from agentcore_rl_toolkit.backends.verl.convert import to_verl
-from agentcore_rl_toolkit.contract import Cause, Outcome, Stage
-from agentcore_rl_toolkit.errors import ConfigError, GatewayError, RolloutTimeoutError
+from agentcore_rl_toolkit.contract import Cause
+from agentcore_rl_toolkit.errors import ConfigError
 from agentcore_rl_toolkit.trajectory import Turn
 
 from ..recorded import Episode, Replay
@@ -190,68 +190,6 @@ def test_an_answer_that_never_left_the_reasoning_is_the_policys_failure() -> Non
     assert summarize([group]).policy_failures == {"answer": 3}
     group, _ = run(raised)
     assert group.rollouts[0].mask_reason == "outcome"  # there was an answer: it is the agent's own failure
-
-
-def test_a_blank_answer_is_counted_also_if_a_later_call_met_a_limit() -> None:
-    errors = [{"type": "turn_limit", "started_s": 10.0}]
-    capture = SimpleNamespace(turns=[replace(TASK, started_s=5.0, answered=False)], errors=errors, train=None)
-    end = end_of_record({"rewards": 0.5}, session_id="s", input_id="a", index=0)
-    found = judge(end, captured=True, capture=capture, fetch_error=None, config=CollectConfig())
-    assert (found.outcome, found.failure, found.reward) == (Outcome.OK, "answer", 0.5)
-
-
-def test_a_session_of_many_calls_is_logged(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentcore_rl_toolkit.backends.collection.judge.WARN_TURNS", 1)
-    replay = Replay([Episode(input_id="a", turns=(TASK, replace(HELPER, index=2)), record={"rewards": 1.0})])
-    collect([GroupRequest(input_id="a", payload={})], client=replay.client, gateway=replay.gateway)
-    assert "made 2 model calls (max_turns ends a session at 2000)" in caplog.text
-
-
-FAILED = {"status": "error", "http_status": 502, "type": "upstream_error", "message": "no engine", "started_s": 10.0}
-
-
-@pytest.mark.parametrize(
-    ("error", "lost"),
-    [
-        (FAILED, True),
-        ({**FAILED, "status": "partial", "http_status": None}, True),
-        ({**FAILED, "http_status": 429}, True),
-        ({**FAILED, "started_s": 5.5}, False),  # beside the last turn, or repeated by it
-        ({**FAILED, "http_status": 400}, False),  # the agent's request was wrong
-        ({**FAILED, "status": "aborted"}, False),
-    ],
-)
-@pytest.mark.parametrize("record", [{"rewards": 0.0}, {"status_code": 500, "stop_reason": "no reply", "_agent": {}}])
-def test_an_agent_that_hides_the_failure_of_its_last_model_call_gets_no_reward(
-    record: dict[str, Any], error: dict[str, Any], lost: bool
-) -> None:
-    capture = SimpleNamespace(turns=[replace(TASK, started_s=5.0, finished_s=6.0)], errors=[error], train=None)
-    end = end_of_record(record, session_id="s", input_id="a", index=0)
-    found = judge(end, captured=True, capture=capture, fetch_error=None, config=CollectConfig())
-    assert (found.outcome is Outcome.LOST) == (found.score is None) == lost
-    if lost:
-        assert (found.cause, found.mask_reason) == (Cause.INFRASTRUCTURE, "outcome")
-        assert str(found.error) == "its last model call failed: no engine"
-
-
-def test_an_agent_that_raised_while_the_gateway_was_lost_has_not_failed() -> None:
-    end = end_of_record({"status_code": 500, "stop_reason": "no"}, session_id="s", input_id="a", index=0)
-    about: dict[str, Any] = {"captured": True, "config": CollectConfig(), "weight_version": None, "capture": None}
-    found = judge(end, fetch_error=GatewayError("cannot be reached"), **about)
-    assert (found.outcome, found.cause, found.score) == (Outcome.LOST, Cause.INFRASTRUCTURE, None)
-
-
-@pytest.mark.parametrize(
-    ("last_call_s", "cause"),
-    [(995.0, Cause.AGENT), (600.0, Cause.INFRASTRUCTURE), (4_600.0, Cause.INFRASTRUCTURE)],  # the last clock is fast
-)
-def test_a_deadline_that_passes_while_calls_continue_is_the_agents(last_call_s: float, cause: Cause) -> None:
-    late = RolloutTimeoutError("no record within 900 s", stage="run", session_id="s", input_id="a")
-    end = replace(ended_by(late, stage=Stage.RUN), ended_s=1_000.0)
-    capture = SimpleNamespace(turns=[replace(TASK, finished_s=last_call_s)], errors=[], train=None)
-    found = judge(end, captured=True, capture=capture, fetch_error=None, config=CollectConfig())
-    assert (found.outcome, found.cause, found.mask_reason) == (Outcome.TIMEOUT, cause, "outcome")
-    assert ("still making model calls, 1 in all" in str(found.error)) == (cause is Cause.AGENT)
 
 
 def test_forced_answers_and_kept_histories_are_explained(caplog: pytest.LogCaptureFixture) -> None:

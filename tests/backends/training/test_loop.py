@@ -8,6 +8,7 @@ import re
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ import pytest
 from agentcore_rl_toolkit.backends.collection.groups import CollectedRollout, Group, GroupRequest
 from agentcore_rl_toolkit.backends.training.batch import Datum
 from agentcore_rl_toolkit.backends.training.client import Adam, Loss, Passed
-from agentcore_rl_toolkit.backends.training.loop import row_at, train
+from agentcore_rl_toolkit.backends.training.loop import probe_of, row_at, train
 from agentcore_rl_toolkit.backends.training.metrics import group_metrics
 from agentcore_rl_toolkit.backends.training.service_settings import ServiceTrainingConfig
 from agentcore_rl_toolkit.backends.training.settings import LoopSettings, Services, State
@@ -459,6 +460,18 @@ async def test_steps_without_usable_rollouts_end_the_run(tmp_path: Path) -> None
         RolloutError, match="no rollout of the last 2 steps can be used"
     ):  # its first step could be used
         await run(later, how, tmp_path, resumed=resumed)
+
+
+def test_a_probe_is_the_prompt_before_the_first_sampled_token_of_a_usable_rollout() -> None:
+    def rollout(*sequences: tuple[list[int], list[int]]) -> Any:
+        found = [SimpleNamespace(token_ids=ids, loss_mask=mask) for ids, mask in sequences]
+        return SimpleNamespace(trajectory=SimpleNamespace(sequences=found) if sequences else None)
+
+    def groups(*rollouts: Any) -> Any:
+        return [SimpleNamespace(usable=[]), SimpleNamespace(usable=list(rollouts))]
+
+    assert probe_of(groups(rollout(), rollout(([1, 2], [0, 0]), ([3, 4, 5, 6], [0, 0, 1, 1])))) == [3, 4]
+    assert probe_of(groups(rollout(([1, 2], [0, 0])))) is None
 
 
 def test_every_place_has_its_row_and_each_epoch_another_order() -> None:

@@ -227,7 +227,7 @@ class _Collection:
         (capture, failure), _ = await asyncio.gather(self._captured(rollout), stopped)
         done = judge(
             end,
-            captured=self.sessions is not None and rollout.started_s is not None,
+            captured=self.sessions is not None,
             capture=capture,
             fetch_error=failure,
             config=self.config,

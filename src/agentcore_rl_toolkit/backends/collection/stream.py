@@ -173,9 +173,6 @@ class GroupStream:
         except Exception as e:  # the gateway cannot make sessions; `take_async` raises the error
             self._failure = self._failure or e
         else:
-            opened.queued = 0
-            if opened.since is None:
-                opened.since = self.weight_version
             if self._is_replaced(group):
                 del self._open[opened.position]
                 self.replaced += 1
