@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from agentcore_rl_toolkit.backends.collection.collect import collect, collect_async
-from agentcore_rl_toolkit.backends.collection.groups import CollectedRollout, GroupRequest, summarize
+from agentcore_rl_toolkit.backends.collection.groups import CollectedRollout, GroupRequest
 from agentcore_rl_toolkit.backends.collection.samples import to_samples
 from agentcore_rl_toolkit.backends.collection.settings import CollectConfig
 from agentcore_rl_toolkit.contract import Cause, Outcome, Stage
@@ -61,22 +61,6 @@ async def one(episode: Episode, *, config: CollectConfig | None = None) -> Colle
     )
     assert not replay.open_sessions
     return groups[0].rollouts[0]
-
-
-async def test_a_held_out_rollout_counts_with_a_model_call_that_cannot_be_trained_but_not_without_a_call() -> None:
-    record = {
-        "rewards": 0.0,
-        "status_code": 200,
-    }  # without a call: the agent did not reach the gateway, and caught the error
-    held = turn(3, trainable=False, untrainable_reason="held_to_a_form")
-    rollouts = [
-        await one(Episode(input_id="a", turns=turns, record=record), config=CollectConfig(evaluation=True))
-        for turns in ([held], [])
-    ]
-    assert [(r.score, r.outcome, r.cause) for r in rollouts] == [
-        (0.0, Outcome.OK, None),
-        (None, Outcome.INVALID, Cause.INFRASTRUCTURE),
-    ]
 
 
 async def test_the_agent_is_told_the_sessions_address_and_key() -> None:
@@ -190,27 +174,6 @@ async def test_an_error_of_ours_while_judging_is_the_infrastructures_and_logged(
     assert broken.session_id in logged.getMessage()
 
 
-async def test_both_means_of_an_evaluation_and_their_counts_are_told() -> None:
-    records = [raised("policy", "tokens", rewards=-1.0), raised("policy", "turns"), RECORD_ERROR, LOST_IN_AGENT]
-    replay = Replay([good(1.0), good(1.0), *(Episode(input_id="a", turns=[turn()], record=r) for r in records)])
-    groups = await collect_async(
-        [GroupRequest(input_id="a", payload={}, n=6)], client=replay.client, gateway=replay.gateway
-    )
-    stats = summarize(groups)
-    assert stats.evaluation() == {
-        "reward": 0.4,
-        "scored": 5,
-        "reward_ok": 1.0,
-        "ok": 2,
-        "outcomes": {"ok": 2, "agent_error": 3, "lost": 1},
-        "causes": {"policy": 2, "agent": 1, "infrastructure": 1},
-        "policy_failures": {"tokens": 1, "turns": 1},
-        "metrics": {},
-    }
-    assert (stats.usable, stats.reward_mean, stats.lost_rollouts) == (3, pytest.approx(1 / 3), 2)
-    assert stats.masked == {"policy_failure": 1, "outcome": 2}
-
-
 async def test_a_rollout_that_never_answers_times_out_and_is_stopped() -> None:
     replay = Replay([Episode(input_id="a", turns=[turn()], delay_s=math.inf)])
     (group,) = await collect_async(
@@ -290,27 +253,6 @@ class DeafGateway(ReplayGateway):
         if self.hang:
             await asyncio.sleep(3600)
         raise GatewayError("refused")
-
-
-class BrokenSession(ReplayGateway):
-    """Cannot read one of its sessions, the first that was opened, and so no reply that has it."""
-
-    broken: str | None = None
-
-    async def fetch_async(self, session_ids: Sequence[str], *, close: bool = True) -> dict[str, ReplayCapture]:
-        self.broken = self.broken or session_ids[0]
-        if self.broken in session_ids:
-            raise GatewayError("a damaged record", status=500)
-        return await super().fetch_async(session_ids, close=close)
-
-
-async def test_a_session_that_cannot_be_read_costs_its_own_rollout_only() -> None:
-    replay = Replay([good() for _ in range(8)])
-    gateway = BrokenSession(replay)
-    (group,) = await collect_async([GroupRequest(input_id="a", payload={}, n=8)], client=replay.client, gateway=gateway)
-    (lost,) = [r for r in group.rollouts if not r.usable]
-    assert (lost.mask_reason, lost.cause, lost.score) == ("no_tokens", Cause.INFRASTRUCTURE, None)
-    assert list(replay.open_sessions) == [gateway.broken] == [lost.session_id]  # its calls are not deleted
 
 
 @pytest.mark.parametrize("hang", [False, True])

@@ -98,15 +98,6 @@ def test_an_agent_that_gives_one_reward_is_told_what_credit_by_turns_needs() -> 
     assert f"a list of {calls + 1} rewards" in str(short.rollouts[0].error)
 
 
-def test_a_resumed_run_is_not_ended_by_one_step_without_a_usable_rollout() -> None:
-    steps = UsableSteps(begun=True)
-    bad = collected([talk(1.0), talk(0.0)])
-    steps.check([bad])
-    steps.check([bad])
-    with pytest.raises(RolloutError, match="no rollout of the last 3 steps can be used"):
-        steps.check([bad])
-
-
 def test_rewards_name_their_calls_by_the_ids_of_the_replies() -> None:
     turns = [dataclasses.replace(t, reply_id=f"chatcmpl-{t.index}-x") for t in TALKS[0].turns]
 

@@ -16,7 +16,9 @@ from agentcore_rl_toolkit.errors import GatewayError, GatewayLostError
 
 
 class Gateway:
-    """Raises ``errors`` one by one, and then returns what it is asked for."""
+    """Raises ``errors`` one by one, and then returns what it is asked for. With ``broken``, no reply has session z."""
+
+    broken: Exception | None = None
 
     def __init__(self, *errors: Exception, urls: Sequence[str] = ("a", "b")) -> None:
         self.urls, self.errors, self.silent = tuple(urls), list(errors), dict[str, float]()
@@ -35,6 +37,8 @@ class Gateway:
     async def fetch_async(self, session_ids: list[str], *, close: bool) -> dict[str, str]:
         self.fetched.append(sorted(session_ids))
         self._fail()
+        if self.broken is not None and "z" in session_ids:
+            raise self.broken
         return {name: name.upper() for name in session_ids if name != "unknown"}
 
     async def delete_async(self, session_ids: list[str]) -> None:
@@ -89,23 +93,25 @@ async def test_a_restarting_gateway_is_asked_again(status: int | None, caplog: p
     assert len(impatient.fetched) == 1
 
 
-@pytest.mark.parametrize(
-    ("error", "asked"),
-    [
-        (GatewayError("refused", status=401), [3]),
-        (GatewayError("broken", status=500), [3, 1, 2]),
-        (ValueError("no JSON"), [3, 1, 2]),
-    ],
-)
-async def test_a_reply_that_cannot_be_read_is_asked_for_in_halves(error: Exception, asked: list[int]) -> None:
-    gateway = Gateway(error)
+@pytest.mark.parametrize("error", [GatewayError("broken", status=500), ValueError("no JSON")])
+async def test_a_session_that_cannot_be_read_costs_its_own_rollout_only(error: Exception) -> None:
+    gateway = Gateway()
+    gateway.broken = error
     found = sessions(gateway)
     replies = await asyncio.gather(*(found.take(name, None) for name in "xyz"))
-    assert [len(names) for names in gateway.fetched] == asked
-    assert replies == ([("X", None), ("Y", None), ("Z", None)] if len(asked) > 1 else [(None, error)] * 3)
-    found.end(["x", "y", "w"])
-    assert list(found._ended) == (["x", "y", "w"] if len(asked) > 1 else ["w"]), "unread ones stay at the gateway"
+    assert replies == [("X", None), ("Y", None), (None, error)]
+    assert gateway.fetched[0] == ["x", "y", "z"]
+    assert [len(names) for names in gateway.fetched[1:3]] == [1, 2]
+    found.end("xyz")
+    assert list(found._ended) == ["x", "y"], "its calls are not deleted"
     assert await found.take("unknown", None) == (None, None)
+
+
+async def test_a_refused_key_is_not_tried_for_each_session() -> None:
+    gateway = Gateway(error := GatewayError("refused", status=401))
+    found = sessions(gateway)
+    assert await asyncio.gather(found.take("x", None), found.take("y", None)) == [(None, error)] * 2
+    assert gateway.fetched == [["x", "y"]]
 
 
 async def test_a_session_that_was_not_made_is_an_error() -> None:
