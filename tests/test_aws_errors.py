@@ -36,9 +36,11 @@ def answered(status: int, code: str, **headers: str) -> boto.ClientError:
 @pytest.mark.parametrize("code", sorted(CODES))
 def test_each_code_has_its_fate_with_any_status(code: str) -> None:
     for status in (400, 403, 429, 503):
-        fault = look_up(answered(status, code))
+        fault, event = (look_up(answered(status, name)) for name in (code, code[0].lower() + code[1:]))
         assert fault is not None
+        assert event is not None
         assert (fault.fate, fault.code, fault.status) == (CODES[code], code, status)
+        assert event.fate is fault.fate  # names in event streams begin with a small letter
         assert fault.credentials == (
             "Expired" in code or "Skewed" in code or "InTheFuture" in code or "Refresh" in code
         )

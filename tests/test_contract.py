@@ -45,6 +45,30 @@ def test_a_failure_has_its_cause_from_our_own_block_only() -> None:
     assert error(_agent={"cause": "policy", "failure": "patience"}).failure == "other"
 
 
+@pytest.mark.parametrize(
+    ("outcome", "text", "bare"),
+    [
+        ("agent_error", "the agent failed: why", "the agent failed: KeyError"),
+        ("lost", "the infrastructure failed the agent: why", "the infrastructure failed the agent: KeyError"),
+        ("timeout", "the agent ran out of time: why", "the agent ran out of time: "),
+        ("throttled", "why", ""),
+        ("cancelled", "why", "the agent was cancelled"),
+        ("invalid", "the record cannot be used: why", "the record cannot be used: invalid"),
+    ],
+)
+def test_an_error_has_the_fields_of_its_record(outcome: str, text: str, bare: str) -> None:
+    record = {"outcome": outcome, "error_type": "KeyError", "traceback": "line 1", "stage": "run"}
+    error = contract.record_error({**record, "stop_reason": "why"}, "e/i/s.json")
+    assert error is not None
+    assert (str(error), str(contract.record_error(record))) == (text, bare)
+    assert (error.error_type, error.agent_traceback, error.key) == ("KeyError", "line 1", "e/i/s.json")
+    assert getattr(error, "stage", None) == ("run" if outcome == "timeout" else None)
+    bare_error = contract.record_error({"outcome": outcome})
+    assert bare_error is not None
+    assert (bare_error.error_type, bare_error.agent_traceback, bare_error.key) == (None, None, None)
+    assert ("no reason given" in str(bare_error)) == (outcome in ("agent_error", "lost"))
+
+
 def test_an_error_has_its_cause() -> None:
     assert contract.cause_of(AgentError("x")) is Cause.AGENT
     assert contract.cause_of(KeyError("x")) is Cause.INFRASTRUCTURE
@@ -65,7 +89,8 @@ def test_ids_of_traces_and_spans_are_those_of_opentelemetry() -> None:
 
 
 @pytest.mark.parametrize(
-    "good", ["a" * 33, "_" * 256, "session:2026-01-01 07/" + "x" * 33, "5f0c1d2e-7a4b-4c3d-9e8f-0a1b2c3d4e5f"]
+    "good",
+    ["a" * 33, "!" * 256, "~" * 256, "session:2026-01-01 07/" + "x" * 33, "5f0c1d2e-7a4b-4c3d-9e8f-0a1b2c3d4e5f"],
 )
 def test_a_session_id_may_be_what_the_service_takes(good: str) -> None:
     assert contract.check_session_id(good) == good
@@ -133,12 +158,22 @@ def test_what_the_published_package_takes_is_taken_and_keyed_as_there(value: con
         ["a"],
         {"a": 1},
         float("nan"),
+        1e150,
         10**2000,
+        "a" * 1025,
+        "é" * 513,
     ],
 )
 def test_ids_that_could_leave_their_place_are_refused_with_what_to_do(bad: object) -> None:
     with pytest.raises(ContractError, match=r"no empty part|text or a number"):
         contract.check_id(bad, "exp_id")  # type: ignore[arg-type]  # the caller may send anything
+
+
+def test_an_id_and_a_key_have_at_most_1024_bytes() -> None:
+    assert contract.check_id("a" * 1024, "exp_id") == "a" * 1024
+    contract.result_key("e", "i" * 975, "s" * 40)
+    with pytest.raises(ContractError, match=r"the key .*at most 1024 bytes"):
+        contract.result_key("e", "i" * 976, "s" * 40)  # the record's key has 1024 bytes, the heartbeat's 1025
 
 
 @given(st.text(), st.text(), st.text())
@@ -170,6 +205,9 @@ def test_unknown_fields_reach_the_agent_and_come_back_out() -> None:
     assert config.attempt == 3
     assert config.to_dict() == block
     assert RolloutConfig.from_dict(block) == config
+    assert RolloutConfig.from_dict({**IDS, "input_id": "", "attempt": 1, "proof_key": None}).input_id == ""
+    assert RolloutConfig.from_dict({"s3_region": None}) == RolloutConfig()
+    assert RolloutConfig.from_payload({"exp_id": "e"}) is None
     assert "kkkk" not in repr(config)
 
 
@@ -188,6 +226,7 @@ def test_unknown_fields_reach_the_agent_and_come_back_out() -> None:
         {"s3_region": 5},
         {"s3_region": "us-east-1.example.org/"},
         {"exp_id": "../x"},
+        {"input_id": "../x"},
     ],
 )
 def test_a_field_of_the_wrong_kind_is_refused(field: dict[str, object]) -> None:
@@ -206,18 +245,27 @@ def test_redaction_copies_and_leaves_the_original_alone() -> None:
 
 
 def test_what_grants_something_is_hidden_in_the_rollout_block_only() -> None:
-    payload = {"proof_key": "mine", "_rollout": {"proof_key": "k" * 40, "base_url": "http://gw/v1", "n": 1}}
+    payload = {"proof_key": "mine", "_rollout": {"proof_key": "k" * 40, "base_url": "http://u:p@gw/v1", "n": 1}}
     assert contract.redact_payload(payload) == {
         "proof_key": "mine",
-        "_rollout": {"proof_key": "[redacted]", "base_url": "http://gw/v1", "n": 1},
+        "_rollout": {"proof_key": "[redacted]", "base_url": "http://[redacted]@gw/v1", "n": 1},
     }
-    assert payload["_rollout"] == {"proof_key": "k" * 40, "base_url": "http://gw/v1", "n": 1}
-    assert contract.redact_payload({"_rollout": {"proof_key": None}}) == {"_rollout": {"proof_key": None}}
-    assert contract.redact_payload([1]) == [1]
+    assert payload["_rollout"] == {"proof_key": "k" * 40, "base_url": "http://u:p@gw/v1", "n": 1}
+    for odd in ({"_rollout": {"proof_key": None, "base_url": 5}}, {"_rollout": ["proof_key"]}, [1]):
+        assert contract.redact_payload(odd) == odd
 
 
 def test_redaction_of_absurd_depth_is_a_contract_error() -> None:
     deep: list[object] = []
+    for _ in range(contract.MAX_DEPTH - 2):
+        deep = [deep]
+    assert contract.redact_payload(deep) == deep
+    assert contract.redact({"a": deep}) == {"a": deep}
+    for redact in (contract.redact_payload, contract.redact):
+        deep = [deep]
+        with pytest.raises(ContractError, match="nested too deeply"):
+            redact(deep)
+        assert contract.redact(deep[0]) == deep[0]
     for _ in range(100_000):
         deep = [deep]
     with pytest.raises(ContractError, match="nested too deeply"):
@@ -230,7 +278,12 @@ def test_redaction_of_absurd_depth_is_a_contract_error() -> None:
     ("record", "outcome"),
     [
         ({"status_code": 200}, Outcome.OK),
+        ({"status_code": 299}, Outcome.OK),
+        ({"status_code": 300}, Outcome.AGENT_ERROR),
+        ({"status_code": 199}, Outcome.AGENT_ERROR),
         ({}, Outcome.OK),
+        ({"_agent": {"outcome": "ok", "cause": "infrastructure"}}, Outcome.OK),
+        ({"_agent": {"outcome": "agent_error", "cause": "infrastructure"}}, Outcome.LOST),
         ({"status_code": 500}, Outcome.AGENT_ERROR),
         ({"status_code": "200"}, Outcome.INVALID),
         ({"status_code": True}, Outcome.INVALID),
@@ -279,6 +332,8 @@ def test_a_body_that_is_no_strict_json_object_is_refused(body: bytes) -> None:
         ({"reward": 2}, 2.0),
         ({"rewards": {"reward": 0.25, "format": 1}}, 0.25),
         ({"rewards": {"format": 1}}, None),
+        ({"rewards": 1, "turn_rewards": {"a": 2}}, 1.0),
+        ({"turn_rewards": {}}, None),
     ],
 )
 def test_the_reward_of_a_record(record: dict[str, object], reward: float | None) -> None:
@@ -287,8 +342,8 @@ def test_the_reward_of_a_record(record: dict[str, object], reward: float | None)
 
 @pytest.mark.parametrize(
     "value",
-    ["1.0", float("nan"), float("inf"), [[1.0]], ["x"], 10**400, 10**5000, {"reward": "a"}],
-    ids=["text", "nan", "inf", "nested", "list-of-text", "beyond-floats", "beyond-repr", "dict-of-text"],
+    ["1.0", 1e150, float("nan"), float("inf"), [[1.0]], ["x"], 10**400, 10**5000, {"reward": "a"}],
+    ids=["text", "large", "nan", "inf", "nested", "list-of-text", "beyond-floats", "beyond-repr", "dict-of-text"],
 )
 def test_a_reward_that_is_no_finite_number_is_an_error_and_never_zero(value: object) -> None:
     for record in ({"rewards": value}, {"rewards": [value, 1.0]}, {"rewards": 1.0, "turn_rewards": {"a": value}}):
@@ -298,17 +353,42 @@ def test_a_reward_that_is_no_finite_number_is_an_error_and_never_zero(value: obj
         contract.extract_reward({"rewards": 1.0, "turn_rewards": [1.0]})
 
 
-@pytest.mark.parametrize("rule", ["main", "judge", "judge,writer-2"])
+@pytest.mark.parametrize("rule", ["main", "judge", "judge,writer-2", "x" * 64])
 def test_a_rule_of_what_trains_is_a_word_or_tags(rule: str) -> None:
     assert contract.check_train(rule) == rule
+    assert contract.record_train({"_agent": {"train": rule}}) == rule
+    assert contract.record_train({"_agent": {"train": [rule]}}) is contract.record_train(None) is None
 
 
 @pytest.mark.parametrize("tag", ["", "task", "a b", "x" * 65])
 def test_a_tag_is_short_and_no_word_of_the_rules(tag: str) -> None:
     with pytest.raises(ConfigError, match="a tag has 1 to 64"):
         contract.check_tag(tag)
+    with pytest.raises(ConfigError, match="a tag has 1 to 64"):
+        contract.check_train(f"judge,{tag}")
 
 
 @pytest.mark.parametrize("length", [32, 512])
 def test_a_proof_key_has_32_to_512_characters(length: int) -> None:
     assert RolloutConfig.from_dict({**IDS, "proof_key": "x" * length}).proof_key == "x" * length
+
+
+def test_a_value_is_shown_with_at_most_200_characters() -> None:
+    assert contract.short("x" * 198) == repr("x" * 198)
+    assert contract.short("x" * 199) == f"'{'x' * 199}..."
+
+
+def test_calls_that_did_not_arrive_are_named_once_for_a_run() -> None:
+    def advice(*calls: tuple[int, dict[str, int]]) -> str:
+        return contract.advise_on_calls({"_calls": {"gateway": n, "elsewhere": elsewhere}} for n, elsewhere in calls)
+
+    other = [f"{name}.example/v1/chat/completions (another host)" for name in "abcdef"]
+    text = advice((0, dict(zip(other, (7, 6, 5, 4, 3, 2), strict=True))), (0, {other[0]: 1}))
+    places = ", ".join(f"{n} x {place}" for n, place in zip((8, 6, 5, 4, 3), other, strict=False))
+    ways = "; ".join(f"--model-host {name}.example sends these calls to the gateway" for name in "abc")
+    assert text == (f"no model call of the agent arrived at the gateway. Calls to other addresses: {places}. {ways}")
+    assert "--policy-model" in advice((0, {"api.openai.com/v1/chat/completions (model judge)": 1}))
+    assert "none that this toolkit sees. See app.model()" in advice((0, {}))
+    assert advice((0, {other[0]: 1}), (1, {})) == ""
+    assert contract.advise_on_calls([{"rewards": 1}, None]) == ""
+    assert "app.model()" in contract.advise_on_calls([{"_calls": {"of": "an agent's own"}}])

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import datetime
 import email.utils
-import socket
 import ssl
 import traceback
 from collections.abc import Iterator, Mapping
@@ -121,8 +120,6 @@ def look_up(error: BaseException) -> Fault | None:
         return fault_of(str(details.get("Code", "")), about.get("HTTPStatusCode"), about.get("HTTPHeaders", {}))
     if isinstance(error, ssl.SSLError) or "botocore.SSLError" in names or "urllib3.SSLError" in names:
         return Fault(fate=Fate.TRANSIENT if _in_handshake(error) else Fate.UNCERTAIN, code=code)
-    if isinstance(error, socket.gaierror):
-        names.insert(0, "socket.gaierror")  # its module has another name
     for name in names:
         if name in CLASSES:
             return Fault(fate=CLASSES[name], code=code, credentials=name in _CREDENTIAL_CLASSES)

@@ -20,7 +20,7 @@ from agentcore_rl_toolkit.backends.collection.groups import CollectedRollout, Re
 from agentcore_rl_toolkit.backends.collection.scored import with_score
 from agentcore_rl_toolkit.backends.collection.settings import CollectConfig
 from agentcore_rl_toolkit.backends.scorer import Scorer, checked_spec, scorer_at, scorer_files
-from agentcore_rl_toolkit.contract import Cause, Outcome, advise_on_calls
+from agentcore_rl_toolkit.contract import Cause, Outcome
 from agentcore_rl_toolkit.errors import ConfigError
 
 ROW = {"prompt": "x", "_reference": "42"}
@@ -216,20 +216,6 @@ async def test_a_rollout_without_a_score_is_masked_and_has_the_scorer_as_its_cau
     assert "ZeroDivisionError" in str(done.reason)
     failed = rollout(outcome=Outcome.AGENT_ERROR, cause=Cause.POLICY, reward=0.0)
     assert await with_score(failed, ROW, scorer(lambda *given: 1 / 0)) is failed
-
-
-def test_calls_that_did_not_arrive_are_named_once_for_a_run() -> None:
-    def advice(*calls: tuple[int, dict[str, int]]) -> str:
-        return advise_on_calls({"_calls": {"gateway": n, "elsewhere": elsewhere}} for n, elsewhere in calls)
-
-    place = "llm.example/v1/chat/completions (another host)"
-    assert "2 x llm.example" in advice((0, {place: 1}), (0, {place: 1}))
-    assert "--model-host llm.example" in advice((0, {place: 1}))
-    assert "--policy-model" in advice((0, {"api.openai.com/v1/chat/completions (model judge)": 1}))
-    assert "app.model()" in advice((0, {}))
-    assert advice((0, {place: 1}), (1, {})) == ""
-    assert advise_on_calls([{"rewards": 1}, None]) == ""
-    assert "app.model()" in advise_on_calls([{"_calls": {"of": "an agent's own"}}])
 
 
 def test_a_file_is_loaded_with_its_neighbors_and_leaves_no_bytecode(tmp_path: Path) -> None:
