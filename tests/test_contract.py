@@ -261,6 +261,8 @@ def test_redaction_of_absurd_depth_is_a_contract_error() -> None:
         deep = [deep]
     assert contract.redact_payload(deep) == deep
     assert contract.redact({"a": deep}) == {"a": deep}
+    with pytest.raises(ContractError, match="nested too deeply"):
+        contract.redact({"a": {"a": deep}})
     for redact in (contract.redact_payload, contract.redact):
         deep = [deep]
         with pytest.raises(ContractError, match="nested too deeply"):

@@ -10,12 +10,16 @@ import subprocess
 import sys
 import threading
 import time
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from agentcore_rl_toolkit import RolloutClient
 from agentcore_rl_toolkit.client import Deadlines
+from agentcore_rl_toolkit.client.ledger import NO_LEDGER
+from agentcore_rl_toolkit.client.pacing import Pacer
+from agentcore_rl_toolkit.client.stops import Stops
+from agentcore_rl_toolkit.client.transport import Transport
 from agentcore_rl_toolkit.errors import ConfigError
 from scripted_runtime import ScriptedRuntime
 from serving import wait_for as until
@@ -39,6 +43,31 @@ def test_close_stops_all_sessions_although_the_pace_needs_longer_than_the_deadli
     make_client(tps_limit=8)  # the pace of an agent is that of its slowest client
     assert client.close() == []
     assert runtime.live == []
+
+
+async def test_a_drain_waits_for_a_slow_pace_and_gives_up_after_a_failure_without_a_success() -> None:
+    class Runtime:
+        def stop(self, session_id: str) -> None:
+            if "failing" in session_id:
+                raise RuntimeError("a fault that does not pass")
+
+    pacer, ended, runtime = Pacer(), list[tuple[str, bool]](), cast("Transport", Runtime())
+    pacer.join(runtime, 2.0, None)
+    stops = Stops(runtime, pacer, 0.2, lambda *end: ended.append(end))
+
+    async def drain(*session_ids: str) -> None:
+        for session_id in session_ids:
+            stops.start(session_id, NO_LEDGER)
+        async with asyncio.timeout(30):
+            await stops.drain()
+
+    await drain("failing")
+    await drain("a", "b")  # each waits half a second for its turn, and the failure came before
+    assert ended == [("failing", False), ("a", True), ("b", True)]
+    pacer.join(runtime, 0.001, None)
+    await drain("failing, too", "c")
+    assert list(stops.left) == ["failing", "failing, too", "c"]
+    assert stops.counts == {"stop_failed": 2, "stopped": 2}
 
 
 def test_a_stop_that_waits_for_its_next_turn_is_not_late(make_client: MakeClient, runtime: ScriptedRuntime) -> None:

@@ -38,6 +38,7 @@ def test_lines_come_back_in_a_later_process(tmp_path: Path) -> None:
     third = FileLedger(path)
     assert attempts_of(third.open())["s1"].stopped
     third.close()
+    assert fingerprint({"b": 1, "a": "ä"}) == fingerprint({"a": "ä", "b": 1}) == "a313805d22cf7d7b"
 
 
 def test_torn_last_line_is_ignored_and_does_not_spoil_the_next(tmp_path: Path) -> None:

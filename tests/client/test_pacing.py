@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 
 from agentcore_rl_toolkit.client.pacing import (
     DECREASE_SPACING_S,
+    FLOOR_SHARE,
     RECOVERY_S,
     Pacer,
     RateBucket,
     shared_pacer,
+    take_turn,
 )
 
 
@@ -52,13 +54,35 @@ def test_refusal_halves_the_rate_once_per_burst_of_refusals_and_recovers() -> No
 
 def test_sessions_per_minute_bind_when_lower_than_requests() -> None:
     pacer = Pacer()
-    pacer.join("client", 100, 60)
-    granted, now = 0, 0.0
-    while now < 10:
-        delay_s = pacer.try_start(now)
-        granted += delay_s <= 0
-        now += max(delay_s, 1e-6)
-    assert granted == pytest.approx(10, abs=2)
+    pacer.join("client", 100, 600)
+    pacer.join("other", 100, None)
+    assert sum(pacer.try_start(0.0) == 0 for _ in range(50)) == 10  # a second's worth at once
+    assert pacer.try_start(0.0) == pytest.approx(0.1)
+    pacer.join("client", 100, 30)
+    assert [pacer.try_start(1000.0) for _ in range(2)] == pytest.approx([0.0, 2.0])
+
+
+def test_a_refusal_drops_the_burst_and_the_rate_has_a_floor() -> None:
+    bucket = RateBucket(10, 3)
+    bucket.refused(100.0)
+    delays_s = []
+    for _ in range(3):
+        delays_s.append(bucket.delay_s(100.0))
+        bucket.take(100.0)
+    assert delays_s == pytest.approx([0.0, 0.2, 0.4])
+    for n in range(1, 50):
+        bucket.refused(100.0 + n)
+    assert bucket.rate(149.0) == pytest.approx(10 * max(FLOOR_SHARE, DECREASE_SPACING_S / RECOVERY_S), rel=0.1)
+    pacer = Pacer()
+    pacer.join("client", 10, None)
+    pacer.start_refused(0.0)
+    assert [sum(take(0.0) == 0 for _ in range(9)) for take in (pacer.try_start, pacer.try_stop)] == [1, 2]
+
+
+async def test_a_turn_takes_one_slot() -> None:
+    answers = [0.01, 0.005, 0.0]
+    await take_turn(lambda now: answers.pop(0))
+    assert answers == []
 
 
 def test_lowest_limit_of_all_members_wins_until_it_leaves() -> None:
