@@ -20,9 +20,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentcore_rl_toolkit.app.record import MAX_TRACEBACK_CHARS, Encoder, RolloutInfo, describe, success_body
+from agentcore_rl_toolkit.app.record import (
+    MAX_TRACEBACK_CHARS,
+    Encoder,
+    RolloutInfo,
+    check_policy_reward,
+    describe,
+    find_secrets,
+    success_body,
+)
 from agentcore_rl_toolkit.contract import REDACTED, RolloutConfig
-from agentcore_rl_toolkit.errors import InvalidResultError
+from agentcore_rl_toolkit.errors import AgentError, InvalidResultError
 
 
 def encoded(fields: dict[Any, Any]) -> tuple[dict[str, Any], dict[str, str]]:
@@ -123,7 +131,7 @@ def test_a_result_has_at_most_two_hundred_levels(wrap: Any) -> None:
 def test_of_many_values_that_lose_something_fifty_are_noted() -> None:
     fields, notes = encoded({"v": [float("nan")] * 60})
     assert fields == {"v": [None] * 60}
-    assert len(notes) == 50
+    assert list(notes) == [f"v[{n}]" for n in range(50)]
 
 
 @pytest.mark.parametrize("key", ["rewards", "reward"])
@@ -189,6 +197,32 @@ def test_secrets_are_blanked_in_texts_alone() -> None:
     }
 
 
+def test_secrets_are_those_of_eight_characters_that_are_no_part_of_the_rollouts_ids() -> None:
+    block = {
+        "api_key": "12345678",
+        "proof_key": "p" * 32,
+        "token": "1234567",
+        "password": 12345678,
+        "Secret": "of session",
+    }
+    config = RolloutConfig.from_dict({**block, "model_id": "no secret at all"})
+    assert sorted(find_secrets(config, "the id of session", "key")) == ["12345678", "p" * 32]
+
+
+def test_a_record_has_at_most_as_many_bytes_in_each_half() -> None:
+    info = RolloutInfo(config=RolloutConfig(), session_id="s", result_key="k")
+    own = '"text": "", "status_code": 200, "stop_reason": "end_turn"'
+    assert success_body(info, {"text": "x" * 500}, max_bytes=500 + len(own))[0].startswith(b'{"text": "xxx')
+    for result, more in (({"text": "x" * 501}, {}), ({}, {"payload": {"text": "x" * 600}})):
+        with pytest.raises(InvalidResultError, match=f"larger than {500 + len(own)} bytes"):
+            success_body(RolloutInfo(**{**vars(info), **more}), result, max_bytes=500 + len(own))
+
+
+@pytest.mark.parametrize("value", [None, 0, -1, 0.5, {"reward": 0.1, "metric": 3}])
+def test_a_reward_for_failures_of_the_policy_is_a_number_or_none(value: Any) -> None:
+    assert check_policy_reward(value) == value
+
+
 plain_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
     lambda inner: st.lists(inner, max_size=8) | st.dictionaries(st.text(max_size=4), inner, max_size=8),
@@ -207,7 +241,10 @@ def test_plain_data_is_as_json_dumps_writes_it(fields: dict[str, Any]) -> None:
 def test_a_text_is_cut_in_its_middle_above_the_limit() -> None:
     at_limit = "x" * MAX_TRACEBACK_CHARS
     assert describe(ValueError(at_limit)) == (at_limit, "ValueError")
-    assert "\n... 2 characters left out ...\n" in describe(ValueError(at_limit + "yy"))[0]
+    half = MAX_TRACEBACK_CHARS // 2 * "x"
+    assert describe(ValueError(f"{half}yy{half}"))[0] == f"{half}\n... 2 characters left out ...\n{half}"
+    assert describe(AgentError("", error_type="Odd")) == ("Odd", "Odd")
+    assert describe(AgentError("why")) == ("why", "AgentError")
 
 
 def test_a_reward_that_was_not_awaited_is_refused_with_the_way_to_repair_it() -> None:

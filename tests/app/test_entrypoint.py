@@ -10,6 +10,7 @@ import json
 import signal
 import threading
 import uuid
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,9 +18,17 @@ import pydantic
 import pytest
 
 from agentcore_rl_toolkit import AgentCoreRLApp
-from agentcore_rl_toolkit.app import RolloutConfig
-from agentcore_rl_toolkit.errors import AgentCoreRLError, ConfigError, ObjectNotFoundError
-from agentcore_rl_toolkit.store import open_store
+from agentcore_rl_toolkit.app import RolloutConfig, engine
+from agentcore_rl_toolkit.errors import (
+    AgentCoreRLError,
+    ConfigError,
+    ObjectNotFoundError,
+    PolicyFailure,
+    StoreError,
+    StorePermissionError,
+)
+from agentcore_rl_toolkit.proof import Proof, check, seal
+from agentcore_rl_toolkit.store import ObjectStore, open_store
 
 
 async def record_of(reply: dict[str, Any], timeout_s: float = 20) -> dict[str, Any]:
@@ -201,6 +210,238 @@ async def test_a_replaced_s3_client_gets_one_put_per_record(failures: int) -> No
     (put,) = client.puts
     assert (put["Bucket"], put["Key"], put["ContentType"]) == ("the-bucket", f"e/i/{'s' * 40}.json", "application/json")
     assert json.loads(put["Body"])["got"] == 1
+
+
+SESSION = "s" * 40
+SECRET = "5ec7e7" * 10
+
+
+class Bench:
+    """An app in this process, with a store of its own, whose agent calls `work`."""
+
+    def __init__(self, work: Callable[[], Any] = lambda: {"rewards": 1.0}, **options: Any) -> None:
+        self.app, self.work, self.runs = AgentCoreRLApp(), work, 0
+        self.app.rollout_entrypoint(self.run, **options)
+        self.block: dict[str, Any] = {"exp_id": "e", "input_id": "i", "s3_bucket": f"memory://{uuid.uuid4()}"}
+        self.store = open_store(self.block["s3_bucket"])
+
+    def run(self, payload: Any) -> Any:
+        self.runs += 1
+        return self.work()
+
+    async def deliver(self, session: str = SESSION, **block: Any) -> dict[str, Any]:
+        send = {"_rollout": {**self.block, **block}}
+        reply: dict[str, Any] = await self.app.handlers["main"](send, SimpleNamespace(session_id=session))
+        return reply
+
+    async def end(self) -> None:
+        for rollout in list(self.app._engine._live):
+            await asyncio.wrap_future(rollout.done)
+
+    async def record(self, session: str = SESSION, **block: Any) -> dict[str, Any]:
+        await self.deliver(session, **block)
+        await self.end()
+        record: dict[str, Any] = json.loads(await self.store.get_async(f"e/i/{session}.json"))
+        return record
+
+
+async def test_the_reply_the_heartbeat_and_the_record_agree() -> None:
+    over = threading.Event()
+    bench = Bench(lambda: {"rewards": 0.5, "waited": over.wait(20)})
+    reply = await bench.deliver(heartbeat_s=0.01, attempt=3, proof_key=SECRET, train="main")
+    known = {"s3_bucket": bench.block["s3_bucket"], "result_key": f"e/i/{SESSION}.json"}
+    assert reply == {"status": "processing", **known, "runs_once": True, "heartbeat_s": 0.2, "proof": "hmac-sha256"}
+    assert await bench.deliver(heartbeat_s=0.01, attempt=3, proof_key=SECRET) == reply
+    beat = json.loads(await bench.store.get_async(f"e/i/{SESSION}.alive"))
+    over.set()
+    await bench.end()
+    assert [item.key for item in await bench.store.list_async()] == [f"e/i/{SESSION}.json"]
+    body = await bench.store.get_async(f"e/i/{SESSION}.json")
+    assert check(body, f"e/i/{SESSION}.json", SECRET) is Proof.PROVEN
+    record = json.loads(body)
+    info = record["_agent"]
+    times = [info["started_s"], beat.pop("beat_s"), info["finished_s"]]
+    assert beat == {"session_id": SESSION, "attempt": 3, "period_s": 0.2, "started_s": info.pop("started_s")}
+    assert times == sorted(times) == [round(time_s, 3) for time_s in times]
+    del info["finished_s"], record["_proof"]
+    sent = {**bench.block, "heartbeat_s": 0.01, "attempt": 3, "proof_key": "[redacted]", "train": "main"}
+    assert record == {
+        **{"rewards": 0.5, "waited": True, "status_code": 200, "stop_reason": "end_turn", "input_id": "i", **known},
+        **{"outcome": "ok", "payload": {"_rollout": sent}},
+        "_agent": {"outcome": "ok", "session_id": SESSION, "attempt": 3, "train": "main"},
+    }
+    assert bench.runs == 1
+
+
+@pytest.mark.parametrize(("asked_s", "own_s", "reply_s"), [(0, "", None), (-1, "", None), (5, "", 5.0), (5, "0", None)])
+async def test_a_caller_asks_for_heartbeats_and_the_operator_may_turn_them_off(
+    asked_s: float, own_s: str, reply_s: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AGENTCORE_RL_HEARTBEAT_S", own_s)
+    bench = Bench()
+    assert (await bench.deliver(heartbeat_s=asked_s)).get("heartbeat_s") == reply_s
+    await bench.end()
+
+
+class Judged(PolicyFailure):
+    """A model call to another address."""
+
+    request = SimpleNamespace(url="http://user:key@judge.example/v1/chat")
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise KeyError("no text")
+
+
+def raises(error: BaseException) -> Callable[[], Any]:
+    def work() -> Any:
+        raise error
+
+    return work
+
+
+class Odd:
+    def model_dump(self) -> Any:
+        raise ValueError("no members")
+
+
+FAILED = {"status_code": 500, "outcome": "agent_error", "cause": "agent", "policy_reward": 0.0}
+LOST = {"status_code": 500, "outcome": "lost", "cause": "infrastructure"}
+
+
+@pytest.mark.parametrize(
+    ("work", "expected"),
+    [
+        (raises(ValueError("why")), {**FAILED, "stop_reason": "why", "error_type": "ValueError"}),
+        (raises(Mute()), {**FAILED, "error_type": "Mute"}),
+        (raises(ConnectionError("reset")), {**LOST, "stop_reason": "reset", "error_type": "ConnectionError"}),
+        (
+            raises(PolicyFailure("calls", "no call parses")),
+            {**FAILED, "cause": "policy", "failure": "calls", "rewards": 0.0, "policy_reward": None},
+        ),
+        (
+            raises(Judged("calls", "no call parses")),
+            {**LOST, "stop_reason": "http://judge.example/v1/chat (not the model's gateway): no call parses"},
+        ),
+        (
+            lambda: 0.5,
+            {**FAILED, "outcome": "invalid", "error_type": "InvalidResultError"}
+            | {"stop_reason": 'Return value must be a dict, got float: return {"rewards": 0.5}'},
+        ),
+        (Odd, {**FAILED, "stop_reason": "no members", "error_type": "ValueError"}),
+        *(
+            (lambda code=code: {"status_code": code}, {"outcome": "agent_error", "cause": "agent"})
+            for code in (199, 300, True)
+        ),
+        *((lambda code=code: {"status_code": code}, {"outcome": "ok", "cause": None}) for code in (200, 299)),
+    ],
+)
+async def test_the_record_of_a_failure(work: Callable[[], Any], expected: dict[str, Any]) -> None:
+    record = await Bench(work).record(base_url="http://gateway/v1")
+    found = {**record["_agent"], **record}
+    assert {name: found.get(name) for name in expected} == expected
+    if "error_type" in record:
+        assert "runner.py" not in record["traceback"]  # its frame is the first
+
+
+def unlike(**block: Any) -> bytes:
+    return json.dumps({"rewards": 9, "_agent": block}).encode()
+
+
+@pytest.mark.parametrize(
+    ("found", "block", "kept"),
+    [
+        (unlike(attempt=1), {"attempt": 2}, False),
+        (unlike(attempt=2), {"attempt": 2}, True),
+        (unlike(attempt="1"), {"attempt": 2}, True),
+        (unlike(), {"attempt": 2}, True),
+        (b'{"rewards": 9, "_agent": [1]}', {"attempt": 2}, True),
+        (b"no record", {"attempt": 2}, True),
+        (b"x" * 400, {"attempt": 2}, True),
+        (b"x" * 400, {"attempt": 1, "proof_key": SECRET}, False),
+        (unlike(attempt=1), {"attempt": 1, "proof_key": SECRET}, False),
+        (seal(unlike(attempt=1), f"e/i/{SESSION}.json", SECRET), {"attempt": 1, "proof_key": SECRET}, True),
+        (seal(unlike(attempt=1), f"e/i/{SESSION}.json", SECRET), {"attempt": 2, "proof_key": SECRET}, False),
+    ],
+)
+async def test_a_record_gives_way_to_a_later_attempt_or_if_another_writer_made_it(
+    found: bytes, block: dict[str, Any], kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AGENTCORE_RL_MAX_RECORD_BYTES", "5000")
+    bench = Bench()
+    await bench.store.put_async(f"e/i/{SESSION}.json", found)
+    await bench.deliver(**block)
+    await bench.end()
+    assert (await bench.store.get_async(f"e/i/{SESSION}.json") == found) == kept
+
+
+async def test_as_many_deliveries_are_recognized_as_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "REMEMBERED", 2)
+    bench, runs = Bench(), []
+    for name in "abacac":
+        await bench.deliver(name * 40)
+        await bench.end()
+        runs.append(bench.runs)
+    assert runs == [1, 2, 2, 3, 4, 4]
+    await bench.deliver("c" * 40, attempt=2)
+    await bench.end()
+    assert bench.runs == 5
+
+
+async def test_the_first_reason_of_an_interruption_is_the_records() -> None:
+    over = threading.Event()
+    bench = Bench(lambda: {"over": over.wait(20)})
+    await bench.deliver()
+    for reason in ("first", "second"):
+        bench.app._engine.interrupt(reason)
+    await bench.end()
+    over.set()
+    record = json.loads(await bench.store.get_async(f"e/i/{SESSION}.json"))
+    assert (record["stop_reason"], record["error_type"], record["outcome"]) == (
+        "interrupted: first",
+        "Interrupted",
+        "lost",
+    )
+    with pytest.raises(AgentCoreRLError, match="no new rollout: first"):
+        await bench.deliver()
+
+
+@pytest.mark.parametrize(
+    ("bucket", "error", "advice"),
+    [
+        (
+            "file:///r",
+            StorePermissionError("EACCES"),
+            ". The session cannot write to file:///r (local runtime: --store file:///r)",
+        ),
+        (
+            "memory://r",
+            StorePermissionError("EACCES"),
+            ". The agent's role needs s3:PutObject, s3:GetObject and s3:DeleteObject on e/* there",
+        ),
+        ("file:///r", StoreError("EIO"), ""),
+    ],
+)
+async def test_a_store_that_refuses_the_first_heartbeat_refuses_the_rollout(
+    bucket: str, error: StoreError, advice: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AGENTCORE_RL_STORE_CHECK_S", "20")
+
+    async def put(store: ObjectStore, key: str, body: bytes, **options: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(ObjectStore, "put_async", put)
+    over = threading.Event()
+    bench = Bench(lambda: {"over": over.wait(20)})
+    reply = await bench.deliver(s3_bucket=bucket)
+    over.set()
+    await bench.end()
+    assert reply == {
+        **{"status": "refused", "s3_bucket": bucket, "result_key": f"e/i/{SESSION}.json"},
+        "error": f"the agent cannot store its record in {bucket}: {error}{advice}",
+        "error_type": type(error).__name__,
+    }
 
 
 def test_save_result_by_hand() -> None:

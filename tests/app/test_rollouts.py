@@ -179,23 +179,6 @@ def test_the_same_delivery_twice_runs_once_and_answers_the_same(agent: Any) -> N
     assert agent.run()["calls"] == calls + 4
 
 
-def test_a_later_attempt_replaces_the_record_of_an_earlier_one(agent: Any) -> None:
-    path, _ = agent.rollout({"do": "raise", "error": "ValueError"}, session="a" * 40)
-    assert agent.record(path)["status_code"] == 500
-    agent.rollout(session="a" * 40, attempt=2)
-    wait_for(lambda: agent.record(path)["status_code"] != 500)
-    assert agent.record(path)["_agent"]["attempt"] == 2
-
-
-def test_a_record_that_is_there_already_stays(agent: Any, other: Any) -> None:
-    path, _ = agent.rollout(session="b" * 40)
-    before = agent.record(path)
-    other.rollout({"do": "return", "value": "{'rewards': 9}"}, session="b" * 40, s3_bucket=agent.store_url)
-    idle(other)
-    assert json.loads(path.read_text()) == before
-    assert "already contains a record" in other.log
-
-
 def test_secrets_never_reach_the_store(agent: Any) -> None:
     path, _ = agent.rollout({"do": "leak", "db": {"password": "hunter2"}}, api_key="sk-very-secret")
     record = agent.record(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -10,10 +11,11 @@ import tempfile
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from agentcore_rl_toolkit.errors import StoreError, StorePermissionError
+from agentcore_rl_toolkit.errors import ConfigError, ObjectNotFoundError, StoreError, StorePermissionError
 from agentcore_rl_toolkit.store import open_store
 from agentcore_rl_toolkit.store.local import SessionFolder
 
@@ -67,6 +69,71 @@ except StorePermissionError:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
         assert run(code, folder).stdout == "e/i/s.json\nno access\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "folder", "found"),
+    [
+        (errno.EIO, "", StoreError),
+        (errno.EIO, "e/", StoreError),
+        (errno.EACCES, "", StorePermissionError),
+        (errno.EACCES, "e/", ["f/k"]),
+        (errno.EACCES, ".session-1/", ["e/k", "f/k"]),
+        (errno.ENOENT, "", []),
+    ],
+)
+def test_a_folder_that_cannot_be_listed_is_an_error_if_a_retry_may_help_or_the_store_itself_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, folder: str, found: Any
+) -> None:
+    store, scandir = open_store(f"file://{tmp_path}"), os.scandir
+    SessionFolder(tmp_path, "1").make()
+    for key in ("e/k", "f/k"):
+        store.put(key, b"")
+
+    def failing(path: str) -> Any:
+        if path == f"{tmp_path}/{folder}":
+            raise OSError(code, os.strerror(code))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", failing)
+    if isinstance(found, list):
+        assert [info.key for info in store.list(timeout_s=0)] == found
+    else:
+        with pytest.raises(StoreError) as caught:
+            store.list(timeout_s=0)
+        assert type(caught.value) is found
+
+
+@pytest.mark.parametrize(
+    ("code", "error", "permanent"),
+    [
+        (errno.ELOOP, ObjectNotFoundError, False),
+        (errno.ENXIO, ObjectNotFoundError, False),
+        (errno.EROFS, StorePermissionError, True),
+        (errno.EPERM, StorePermissionError, True),
+        (errno.ENOSPC, StoreError, False),
+        (errno.ENAMETOOLONG, StoreError, True),
+    ],
+)
+def test_an_error_of_the_file_system_is_one_of_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, error: type[StoreError], permanent: bool
+) -> None:
+    store = open_store(f"file://{tmp_path}")
+
+    def failing(*_: Any) -> int:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "open", failing)
+    with pytest.raises(StoreError) as caught:
+        store.get("e/k", timeout_s=0)
+    assert (type(caught.value), caught.value.permanent) == (error, permanent)
+
+
+def test_a_part_of_a_key_has_at_most_255_bytes(tmp_path: Path) -> None:
+    store = open_store(f"file://{tmp_path}")
+    store.check_writable(f"e/{'a' * 255}/k")
+    with pytest.raises(ConfigError, match="at most 255 bytes"):
+        store.check_writable(f"e/{'é' * 128}/k")
 
 
 def test_a_killed_writer_leaves_no_object_and_no_visible_trace(tmp_path: Path) -> None:

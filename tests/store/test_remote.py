@@ -273,9 +273,11 @@ async def test_credentials_from_a_profile(bucket: str, tmp_path: Path, monkeypat
     assert await store.get_async("k") == b"1"
 
 
+@pytest.mark.parametrize("boto3", [False, True])
 async def test_a_source_of_credentials_that_is_busy_is_asked_again(
-    scripted: Any, remote: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    scripted: Any, remote: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, boto3: bool
 ) -> None:
+    monkeypatch.setattr("agentcore_rl_toolkit.store.remote._used_in", {-1} if boto3 else set())
     busy_credentials(tmp_path, monkeypatch, busy=3)
     await remote.put_async("k", b"")
     assert [r.headers["authorization"].count("Credential=AKLATE/") for r in scripted.requests] == [1]
