@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import dataclasses
 import itertools
 import json
 import logging
@@ -21,7 +22,7 @@ from botocore.exceptions import ClientError
 
 from agentcore_rl_toolkit import RolloutClient
 from agentcore_rl_toolkit.client import BatchProgress, Deadlines, WatchSettings
-from agentcore_rl_toolkit.client.batch import error_line
+from agentcore_rl_toolkit.client.batch import error_line, print_progress
 from agentcore_rl_toolkit.contract import Outcome
 from agentcore_rl_toolkit.errors import (
     AgentError,
@@ -171,14 +172,18 @@ def test_progress_hook_sees_every_item(client: RolloutClient) -> None:
 
 
 def test_a_batch_logs_its_progress_and_prints_it_on_request(
-    client: RolloutClient, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+    client: RolloutClient,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with caplog.at_level(logging.INFO, "agentcore_rl_toolkit.client"):
         client.map(rows(3), 1, log_interval=0.001, progress=True)
         logged = [r.getMessage() for r in caplog.records if r.getMessage().startswith("batch: ")]
         assert [line.partition(",")[0] for line in logged] == [f"batch: {n}/3 done" for n in (1, 2, 3)]
-        assert [line.partition(",")[0] for line in capsys.readouterr().err.splitlines()] == [
-            f"{n}/3 done" for n in (1, 2, 3)
+        assert [line.partition(",")[0] for line in capsys.readouterr().err.split("\n")] == [
+            *(f"{n}/3 done" for n in (1, 2, 3)),
+            "",
         ]
         caplog.clear()
         client.map(rows(3), 1, log_interval=0)
@@ -190,6 +195,10 @@ def test_a_batch_logs_its_progress_and_prints_it_on_request(
     assert str(progress) == text
     progress = BatchProgress(total=1, done=0, ok=0, running=1, elapsed_s=0.0, outcomes={})
     assert str(progress) == "0/1 done, 0 ok, 1 running, 0 s"
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    for done in (0, 1):
+        print_progress(dataclasses.replace(progress, done=done))
+    assert capsys.readouterr().err == "0/1 done, 0 ok, 1 running, 0 s\r1/1 done, 0 ok, 1 running, 0 s\n"
 
 
 def test_each_payload_may_have_its_own_entries_for_the_agent(client: RolloutClient, runtime: ScriptedRuntime) -> None:
@@ -509,3 +518,6 @@ def test_resume_with_other_rows_is_refused(client: RolloutClient, tmp_path: Path
     client.map(rows(2), ledger=ledger)
     with pytest.raises(ConfigError, match="row 0 is not the one"):
         client.map(rows(2, run_s=0.01), ledger=ledger, resume=True)
+    with pytest.raises(ConfigError, match="row 0 has input id 'a', the ledger"):
+        client.map(rows(2), ledger=ledger, resume=True, input_ids=["a", "b"])
+    assert all(item.success for item in client.map(rows(2), ledger=ledger, resume=True))

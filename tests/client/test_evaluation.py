@@ -98,6 +98,35 @@ def test_the_headline_counts_failures_of_agent_and_policy_as_zero_and_both_means
     assert "the policy failed: 2 tokens" in text
 
 
+def test_a_summary_has_a_line_for_each_thing_that_it_knows() -> None:
+    solved = [item(1.0, input_id=name) for name in "aabb"]
+    solved[0].result = {"rewards": {"reward": 1.0, "format": True}}
+    failed = [
+        item(None, Outcome.AGENT_ERROR, "a"),
+        rambled("b"),
+        item(None, Outcome.CANCELLED, "c"),
+        item(None, input_id="c"),
+    ]
+    failed[0].exception = AgentError("x", error_type="KeyError")
+    summary = summarize([*solved, *failed], 2.6, {"calls": 3.0, "cost_usd": 0.25})
+    low, high, low_ok, high_ok = (f"{x:.4f}" for x in (summary.low, summary.high, summary.low_ok, summary.high_ok))
+    assert str(summary).splitlines() == [
+        f"reward 0.6667  (95 % interval {low} to {high}, 6 rollouts); failures of agent and policy are 0",
+        f"reward of ok rollouts only 1.0000  (95 % interval {low_ok} to {high_ok}, 4 rollouts)",
+        "8 rollouts of 3 inputs in 3 s: 2 agent_error, 1 cancelled, 5 ok, 1 ok without a reward",
+        "pass@1 0.6667  pass@2 1.0000  pass@3 1.0000",
+        "pass^1 0.6667  pass^2 0.3333  pass^3 0.0000",
+        "metrics, mean of ok rollouts: format 1",
+        "exceptions: 1 KeyError",
+        "the policy failed: 1 tokens",
+        "not scored: 2",
+        "the judge: 3 calls, 0.25 cost usd",
+    ]
+    assert str(summarize([], 0.0)) == "no rollout has a reward\n0 rollouts of 0 inputs in 0 s: "
+    assert "reward of ok rollouts only none" in str(summarize([rambled("p")], 1.0))
+    assert len(str(summarize(solved[1:3], 1.0)).splitlines()) == 2  # one rollout per input
+
+
 def test_results_are_written_in_order(tmp_path: Path) -> None:
     items = [item(0.0, index=1, input_id="b"), item(1.0, index=0), item(None, Outcome.LOST, "c", 2), rambled("d")]
     items[3].index = 3

@@ -155,7 +155,7 @@ def test_sessions_of_a_ledger_that_no_row_waits_for_are_stopped(
     lines = [
         *(intent(before, 0, 1), {"event": "stopped", "session_id": before}),
         *(intent(last, 0, 2), {"event": "done", "session_id": last, "outcome": "lost", "error": "of before"}),
-        intent(of_no_row, 5, 1),
+        intent(of_no_row, 1, 1),
     ]
     path = tmp_path / "l.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))

@@ -6,6 +6,7 @@ import asyncio
 import concurrent.futures
 import itertools
 import logging
+import math
 import os
 import signal
 import subprocess
@@ -24,6 +25,7 @@ from agentcore_rl_toolkit._servers import keys
 from agentcore_rl_toolkit.aws_errors import Fate
 from agentcore_rl_toolkit.client import Deadlines, RolloutFuture, WatchSettings, as_completed, rollout
 from agentcore_rl_toolkit.client.transport import CallError, Transport
+from agentcore_rl_toolkit.client.watcher import Watcher
 from agentcore_rl_toolkit.contract import Outcome, new_session_id
 from agentcore_rl_toolkit.errors import (
     AgentError,
@@ -97,7 +99,7 @@ def test_failed_agent_returns_its_record_by_default(client: RolloutClient) -> No
     error = future.exception()
     assert isinstance(error, AgentError)
     assert "boom" in str(error)
-    assert error.session_id == future.session_id
+    assert (error.session_id, error.input_id, error.key) == (future.session_id, future.input_id, future.result_key)
 
 
 def test_unusable_record_is_invalid_not_a_result(make_client: MakeClient) -> None:
@@ -206,6 +208,13 @@ def test_the_state_of_what_runs_is_shown(client: RolloutClient) -> None:
     assert flight["left_s"] == pytest.approx(Deadlines().run_s, abs=60)
     future.cancel()
     until(lambda: client.flights() == [])
+    batch = client.run_batch([script(hang=True)], timeout=50)
+    thread = threading.Thread(target=next, args=(batch, None))
+    thread.start()
+    (left_s,) = until(lambda: [flight["left_s"] for flight in client.flights() if flight["stage"] == "run"])
+    assert 0 < left_s <= 50
+    batch.close()
+    thread.join()
 
 
 def test_waits_never_end_a_rollout(client: RolloutClient) -> None:
@@ -213,8 +222,9 @@ def test_waits_never_end_a_rollout(client: RolloutClient) -> None:
     assert slow.wait(timeout=0.05) is False
     with pytest.raises(RolloutTimeoutError):
         slow.exception(timeout=0.05)
-    with pytest.raises(TimeoutError):
-        list(as_completed([slow], timeout=0.05))
+    assert quick.wait(60)
+    with pytest.raises(TimeoutError, match=r"^1 of 2 rollouts are not over after 0\.05 s$"):
+        list(as_completed([slow, quick], timeout=0.05))
     assert (slow.done(), slow.ok) == (False, False)
     assert list(as_completed([slow, quick])) == [quick, slow]
     assert slow.wait() is True
@@ -431,7 +441,10 @@ def test_answer_lost_and_nothing_started_is_lost_and_stopped(make_client: MakeCl
     client = make_client(deadlines=Deadlines(confirm_s=0.4))
     runtime.faults.append("drop")
     future = client.invoke(script())
-    assert isinstance(future.exception(60), RolloutLostError)
+    error = future.exception(60)
+    assert isinstance(error, RolloutLostError)
+    assert str(error).startswith("the reply to the invoke was lost, and no heartbeat or record appeared within 0.4 s")
+    assert (error.code, type(error.__cause__).__name__) == ("ConnectionClosedError", "ConnectionClosedError")
     client.flush()
     assert runtime.requests["stop"] == 1
     assert runtime.runs == 0
@@ -482,6 +495,53 @@ def test_dead_session_is_lost_within_the_silence_limit(make_client: MakeClient, 
         future.result(30)  # the usual limit is 35 s
     client.flush()
     assert runtime.live == []
+
+
+@pytest.mark.parametrize(
+    ("period_s", "settings", "silence_s", "promised"),
+    [
+        (30.0, {}, 95, True),
+        (None, {}, 35, False),
+        (0, {}, 35, False),
+        (math.inf, {"heartbeat_s": 1}, 8, False),
+        ("often", {"heartbeat_s": 1}, 8, False),
+        (0.5, {"lost_after_s": 2}, 2, True),
+    ],
+)
+def test_a_session_is_lost_after_three_heartbeats_and_five_seconds(
+    make_client: MakeClient,
+    store_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    period_s: Any,
+    settings: dict[str, Any],
+    silence_s: float,
+    promised: bool,
+) -> None:
+    seen, add = [], Watcher.add
+
+    def note(watcher: Watcher, *ids: str, **options: Any) -> Any:
+        seen.append(options)
+        return add(watcher, *ids, **options)
+
+    monkeypatch.setattr(Watcher, "add", note)
+    client = make_client(watch=WatchSettings(**settings))
+    client.store.put("exp/own/p.json", b"{}")
+    reply = {"status": "processing", "s3_bucket": store_url, "result_key": "exp/own/p.json", "heartbeat_s": period_s}
+    client.invoke(script(reply=reply)).result(60)
+    assert seen == [{"expects_life": promised, "silence_s": silence_s}]
+
+
+@pytest.mark.parametrize(
+    ("bucket", "allowed"), [("{own}", True), ("{own}/below", False), ("MEMORY://x", False), ("s3://{{}}", True)]
+)
+def test_an_agent_does_not_choose_files_of_this_machine(
+    make_client: MakeClient, store_url: str, bucket: str, allowed: bool
+) -> None:
+    bucket = bucket.format(own=store_url)
+    client = make_client(deadlines=Deadlines(run_s=0.2))
+    reply = {"status": "processing", "s3_bucket": bucket, "result_key": "exp/own/p.json"}
+    error = client.submit(script(reply=reply)).exception(60)
+    assert (f"stores its record in {bucket!r} on this machine" in str(error)) != allowed
 
 
 def test_retry_runs_another_session_and_keeps_the_input(make_client: MakeClient, runtime: ScriptedRuntime) -> None:

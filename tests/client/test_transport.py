@@ -7,9 +7,10 @@ import time
 
 import pytest
 
+from agentcore_rl_toolkit.aws_errors import Fate
 from agentcore_rl_toolkit.client.transport import MAX_REPLY_BYTES, CallError, Transport, parse_reply
 from agentcore_rl_toolkit.contract import new_session_id
-from agentcore_rl_toolkit.errors import AgentError, InvalidResultError, RolloutError
+from agentcore_rl_toolkit.errors import AgentError, InvalidResultError, RolloutError, RolloutLostError
 from scripted_runtime import ARN, ScriptedRuntime
 
 
@@ -44,17 +45,37 @@ def test_an_answer_without_end_is_read_to_its_bound_only(runtime: ScriptedRuntim
 
 
 @pytest.mark.parametrize(
-    ("body", "error"),
+    ("body", "error", "text"),
     [
-        (b"not json", InvalidResultError),
-        (b"[1]", InvalidResultError),
-        (b'{"status": "done"}', InvalidResultError),
-        (b'{"error": "exp_id missing"}', AgentError),
-        (b"[" * 100_000, InvalidResultError),
-        (b'{"result_key": ' + b"9" * 5000 + b"}", InvalidResultError),
+        (b"not json", InvalidResultError, "not JSON"),
+        (b"[1]", InvalidResultError, "answered with list, not an object"),
+        (b'{"status": "done"}', InvalidResultError, r"the fields \['status'\]"),
+        (json.dumps(dict.fromkeys("ihgfedcba")).encode(), InvalidResultError, r"\['a', .*'h'\]"),
+        (b'{"error": "exp_id missing"}', AgentError, "the agent refused: exp_id missing"),
+        (b'{"status": "refused", "result_key": "k", "error": "no access"}', RolloutLostError, "^no access$"),
+        (b"[" * 100_000, InvalidResultError, "not JSON"),
+        (b'{"result_key": ' + b"9" * 5000 + b"}", InvalidResultError, "not JSON"),
     ],
-    ids=["words", "list", "no key", "refused", "deep", "long number"],
+    ids=["words", "list", "no key", "many fields", "refused", "no store", "deep", "long number"],
 )
-def test_reply_that_names_no_result_is_a_failure(body: bytes, error: type[RolloutError]) -> None:
-    with pytest.raises(error):
+def test_reply_that_names_no_result_is_a_failure(body: bytes, error: type[RolloutError], text: str) -> None:
+    with pytest.raises(error, match=text):
         parse_reply(body, "s")
+
+
+@pytest.mark.parametrize(
+    ("fate", "status", "throttled", "server_error"),
+    [
+        (Fate.REFUSED, 429, True, False),
+        (Fate.REFUSED, 409, False, False),
+        (Fate.UNCERTAIN, 500, False, True),
+        (Fate.UNCERTAIN, 499, False, False),
+        (Fate.UNCERTAIN, None, False, False),
+        (Fate.TRANSIENT, 503, False, False),
+    ],
+)
+def test_a_failed_call_was_throttled_or_failed_at_the_service(
+    fate: Fate, status: int | None, throttled: bool, server_error: bool
+) -> None:
+    error = CallError("x", fate=fate, status=status)
+    assert (error.throttled, error.server_error) == (throttled, server_error)
