@@ -65,14 +65,18 @@ async def test_a_round_lists_the_experiment_or_each_input_whichever_is_fewer_req
     while len(seen) < len(lists):  # noqa: ASYNC110
         await asyncio.sleep(0.01)
     assert seen == lists
+    assert w.requests == len(lists)
     w.close()
 
 
 async def test_an_experiment_that_takes_too_long_to_list_is_listed_by_input(store: ObjectStore) -> None:
     """A store that needs 0.15 s per page lists 100,000 records in 15 s, and every round failed."""
 
+    seen: list[str] = []
+
     class Slow(FlakyStore):
         async def list_async(self, prefix: str = "", *, timeout_s: float | None = None) -> Any:
+            seen.append(prefix)
             if prefix == "e/":
                 raise StoreError("did not succeed within 15 s")
             return await super().list_async(prefix, timeout_s=timeout_s)
@@ -81,6 +85,7 @@ async def test_an_experiment_that_takes_too_long_to_list_is_listed_by_input(stor
     waiters = [w.add(f"e/i{n}/s.json", expects_life=False, silence_s=9.0) for n in range(3)]
     await store.put_async("e/i1/s.json", b"{}")
     assert await asyncio.wait_for(waiters[1].found, 10) is True
+    assert seen[:3] == ["e/", "e/", "e/i0/"]
     w.close()
 
 
@@ -141,18 +146,20 @@ class FlakyStore:
 
 @pytest.mark.parametrize("error", [StoreError("503"), StorePermissionError("403")], ids=repr)
 async def test_sessions_are_not_lost_while_the_store_cannot_be_read(
-    store: ObjectStore, caplog: pytest.LogCaptureFixture, error: StoreError
+    store: ObjectStore, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, error: StoreError
 ) -> None:
+    monkeypatch.setattr("agentcore_rl_toolkit.client.watcher.backoff_s", lambda failures, **_: 0.05)
     flaky = FlakyStore(store)
     w = watcher(flaky)
     waiter = w.add("e/i/s.json", expects_life=True, silence_s=0.3)
     await store.put_async(alive_key("e/i/s.json"), b"{}")
     await asyncio.wait_for(waiter.seen_life.wait(), 30)
     flaky.error, flaky.denied = error, {"e/i/s.json", alive_key("e/i/s.json")}
-    await asyncio.sleep(0.6)  # longer than the silence that means loss
+    while w._failures < 12:  # noqa: ASYNC110  # this takes longer than the silence that means loss
+        await asyncio.sleep(0.01)
     assert not waiter.found.done()
     assert [r.getMessage() for r in caplog.records if "in a row" in r.getMessage() and r.levelname == "WARNING"] == [
-        f"listing the results under e/ failed (1 in a row): {error}"
+        f"listing the results under e/ failed ({n} in a row): {error}" for n in (1, 10)
     ]
     assert type(w.trouble) is type(error)
     flaky.error, flaky.denied = None, set()
@@ -330,6 +337,7 @@ async def test_an_old_experiment_is_listed_once_and_then_each_input() -> None:
     while len(store.listed) < 4:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
     assert store.listed[:4] == ["e/", "e/i0/", "e/i1/", "e/i2/"]
+    assert w.requests == 5 + 3  # a page has 1000 lines
     w.close()
 
 

@@ -196,6 +196,7 @@ async def test_a_ping_that_fails_keeps_no_session(bench: Bench, error: Exception
         ([b'{"time_of_last_update": 1}', b'{"time_of_last_update": 2}'], "then never ends the session as idle"),
         ([b'{"time_of_last_update": 1}', b'{"time_of_last_update": 1}'], None),
         ([b"{}", b"{}"], None),
+        ([b'{"status": "HealthyBusy", "time_of_last_update": 1}', b'{"time_of_last_update": 2}'], None),
     ],
 )
 async def test_a_ping_that_agentcore_takes_otherwise_is_warned_of_once(
@@ -243,40 +244,73 @@ async def test_a_process_that_ends_ends_its_session(
     assert bench.table.ended_total == {state: 1}
 
 
-async def test_a_stop_while_it_starts_is_a_conflict_to_retry(bench: Bench) -> None:
+@pytest.mark.parametrize(
+    ("reason", "code"), [("stopped", "RetryableConflictException"), ("shutdown", "RuntimeClientError")]
+)
+async def test_a_stop_while_it_starts_is_a_conflict_to_retry(bench: Bench, reason: str, code: str) -> None:
     bench.spawned = asyncio.Event()
-
-    async def call() -> str:
-        with pytest.raises(WireError) as error:
-            await bench.use().__aenter__()
-        return error.value.code
-
-    waiting = asyncio.create_task(call())
+    waiting = asyncio.create_task(bench.use().__aenter__())
     await asyncio.sleep(0.05)
     [key] = bench.table.sessions
-    assert bench.table.stop(key) is not None
-    assert await waiting == "RetryableConflictException"
-    assert bench.table.stop(key) is None
+    if reason == "stopped":
+        assert bench.table.stop(key) is not None
+        assert bench.table.stop(key) is None
+    else:
+        bench.table.sessions[key].end(reason, 1.0)
+    with pytest.raises(WireError) as error:
+        await waiting
+    assert error.value.code == code
     bench.spawned.set()
-    assert (await bench.ending())["state"] == "stopped"
+    assert (await bench.ending())["state"] == reason
     assert bench.process is not None
     assert bench.process.stops == [0.0]
-    assert bench.table.ended_total == {"stopped": 1}
+    assert bench.table.ended_total == {reason: 1}
 
 
-async def test_a_start_ends_at_its_limit_and_names_the_last_ping(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bench = Bench(tmp_path, monkeypatch, init_timeout_s=0.4)
+async def test_a_session_that_was_stopped_before_it_was_healthy_has_no_error(bench: Bench) -> None:
     bench.answer = lambda: (503, b"")
+    waiting = asyncio.create_task(bench.use().__aenter__())
+    async with asyncio.timeout(20):
+        while len(bench.pings) < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+    [session] = bench.table.sessions.values()
+    assert session.error == "503"
+    session.end("stopped", 1.0)
+    with pytest.raises(WireError):
+        await waiting
+    assert (await bench.ending())["error"] is None
+
+
+@pytest.mark.parametrize(
+    ("answer", "last"),
+    [
+        ((503, b""), ", the last one was 503$"),
+        (OSError("no route"), ", the last one was no route$"),
+        (UpstreamLostError(), ", the last one was UpstreamLostError$"),
+        (None, r"within 0\.4 s$"),
+    ],
+)
+async def test_a_start_ends_at_its_limit_and_names_the_last_ping(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: Any, last: str
+) -> None:
+    def reply() -> tuple[int, bytes]:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer  # type: ignore[no-any-return]  # a status and a body
+
+    bench = Bench(tmp_path, monkeypatch, init_timeout_s=0.4)
+    bench.answer = reply
+    bench.spawned = asyncio.Event() if answer is None else None
     began = time.monotonic()
-    with pytest.raises(WireError, match=r"completes in 0\.4s\..*the last one was 503") as error:
+    with pytest.raises(WireError, match=rf"completes in 0\.4s\..*{last}") as error:
         await bench.use().__aenter__()
     assert 0.35 < time.monotonic() - began < 3
     assert error.value.status == 424
+    if bench.spawned is not None:
+        bench.spawned.set()
     assert (await bench.ending())["state"] == "failed_to_start"
     assert bench.metrics.starts["+Inf"] == 0
-    assert 3 <= len(bench.pings) <= 6  # the pauses grow
+    assert answer is None or 3 <= len(bench.pings) <= 6  # the pauses grow
     await bench.table.close()
 
 
@@ -295,15 +329,17 @@ async def test_a_start_that_fails_has_the_cause_and_the_end_of_its_log(bench: Be
     assert ending["cause"].startswith("the session did not start: its process ended (status 4)")
 
 
-@pytest.mark.parametrize("error", [LocalRuntimeError("no room"), KeyError("a bug")])
-async def test_a_spawn_that_fails_is_its_callers_424(bench: Bench, error: Exception) -> None:
+@pytest.mark.parametrize(
+    ("error", "text"), [(LocalRuntimeError("no room"), "no room"), (KeyError("a bug"), "KeyError: 'a bug'")]
+)
+async def test_a_spawn_that_fails_is_its_callers_424(bench: Bench, error: Exception, text: str) -> None:
     async def spawn(agent: Agent, place: Place) -> Any:
         raise error
 
     bench.spawn = spawn  # type: ignore[method-assign]
     with pytest.raises(WireError, match="Runtime initialization failed") as raised:
         await bench.use().__aenter__()
-    assert str(error) in raised.value.message
+    assert raised.value.message == f"Runtime initialization failed. {text}"
     assert (await bench.ending())["pid"] is None
 
 
