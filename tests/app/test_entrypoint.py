@@ -423,25 +423,30 @@ async def test_the_first_reason_of_an_interruption_is_the_records() -> None:
         ("file:///r", StoreError("EIO"), ""),
     ],
 )
-async def test_a_store_that_refuses_the_first_heartbeat_refuses_the_rollout(
+async def test_a_rollout_whose_first_heartbeat_is_refused_is_refused_and_runs_when_it_is_delivered_again(
     bucket: str, error: StoreError, advice: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AGENTCORE_RL_STORE_CHECK_S", "20")
+    refused, over = [error], threading.Event()
 
     async def put(store: ObjectStore, key: str, body: bytes, **options: Any) -> None:
-        raise error
+        if refused:
+            raise refused[0]
 
     monkeypatch.setattr(ObjectStore, "put_async", put)
-    over = threading.Event()
     bench = Bench(lambda: {"over": over.wait(20)})
     reply = await bench.deliver(s3_bucket=bucket)
-    over.set()
     await bench.end()
     assert reply == {
         **{"status": "refused", "s3_bucket": bucket, "result_key": f"e/i/{SESSION}.json"},
         "error": f"the agent cannot store its record in {bucket}: {error}{advice}",
         "error_type": type(error).__name__,
     }
+    refused.clear()
+    assert (await bench.deliver(s3_bucket=bucket))["status"] == "processing"
+    over.set()
+    await bench.end()
+    assert bench.runs == 2
 
 
 def test_save_result_by_hand() -> None:

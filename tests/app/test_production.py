@@ -20,9 +20,7 @@ from starlette.testclient import TestClient
 
 from agentcore_rl_toolkit import AgentCoreRLApp
 from agentcore_rl_toolkit.app import AgentSettings
-from agentcore_rl_toolkit.errors import ConfigError, StorePermissionError
-from agentcore_rl_toolkit.store import ObjectStore
-from serving import wait_for as until
+from agentcore_rl_toolkit.errors import ConfigError
 
 from .conftest import SESSION_HEADER, new_session
 
@@ -379,35 +377,6 @@ def test_a_rollout_that_got_no_thread_is_tried_again_when_it_is_delivered_again(
         assert client.post("/invocations", **send).json()["status"] == "processing"
         assert ran.wait(60)
     assert refused
-
-
-def test_a_rollout_whose_heartbeat_was_refused_runs_when_it_is_delivered_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    app, ran, refused, over = AgentCoreRLApp(rollouts=True), [], [], threading.Event()
-    put = ObjectStore.put_async
-
-    @app.rollout_entrypoint
-    def run(payload: Any) -> dict[str, Any]:
-        ran.append(1)
-        over.wait(60)
-        return {"rewards": 1.0}
-
-    async def limited(store: ObjectStore, key: str, body: bytes, **options: Any) -> None:
-        if not key.endswith(".json") and not refused:
-            refused.append(key)
-            raise StorePermissionError("no access")
-        await put(store, key, body, **options)
-
-    monkeypatch.setattr(ObjectStore, "put_async", limited)
-    block = {"exp_id": "e", "input_id": "i", "s3_bucket": f"file://{tmp_path}", "heartbeat_s": 5}
-    send = {"json": {"_rollout": block}, "headers": {SESSION_HEADER: new_session()}}
-    with TestClient(app) as client:
-        assert client.post("/invocations", **send).json()["status"] == "refused"
-        until(lambda: client.get("/ping").json()["status"] == "Healthy")
-        assert client.post("/invocations", **send).json()["status"] == "processing"
-        until(lambda: len(ran) == 2)
-        over.set()
 
 
 async def test_a_worker_that_a_rollout_has_started_serves_no_later_call() -> None:

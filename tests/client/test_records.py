@@ -34,13 +34,10 @@ def ended(outcome: str, **fields: Any) -> dict[str, Any]:
     [
         (ended("agent_error", error_type="KeyError"), AgentError, "the agent failed: why", Cause.AGENT),
         (ended("agent_error", cause="policy", failure="turns"), AgentError, "the policy failed: why", Cause.POLICY),
-        (ended("agent_error", stop_reason="", error_type="KeyError"), AgentError, "failed: KeyError", Cause.AGENT),
-        (ended("agent_error", stop_reason=None), AgentError, "failed: no reason given", Cause.AGENT),
         (ended("lost"), RolloutLostError, "the infrastructure failed the agent: why", Cause.INFRASTRUCTURE),
         (ended("timeout", stage="run"), RolloutTimeoutError, "ran out of time: why", Cause.INFRASTRUCTURE),
         (ended("throttled"), RolloutThrottledError, "why", Cause.INFRASTRUCTURE),
         (ended("cancelled"), RolloutCancelledError, "why", None),
-        (ended("cancelled", stop_reason=""), RolloutCancelledError, "the agent was cancelled", None),
         (ended("invalid"), InvalidResultError, "the record cannot be used: why", Cause.AGENT),
         (ended("ok", rewards="high"), InvalidResultError, "reward must be a finite number", Cause.AGENT),
     ],
