@@ -89,7 +89,7 @@ def test_a_version_arrives_and_is_proved(
 
 
 def test_an_engine_that_was_restarted_after_a_publish_is_reported_at_the_next(
-    address: EngineAddress, model: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    address: EngineAddress, model: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, stand_in: tuple[str, Told]
 ) -> None:
     publisher = Publisher([address], tmp_path / "published")
     publisher.publish(model, 3)
@@ -98,6 +98,14 @@ def test_an_engine_that_was_restarted_after_a_publish_is_reported_at_the_next(
     [message] = caplog.messages
     assert "reports version 0 of its weights, although version 3 was published: it was restarted" in message
     assert (address.connect().version(), publisher.gap < 1e-4) == (4, True)
+    url, reply = stand_in
+    reply.answers = {"/update_weights": (500, {}), "/health": (200, {"weight_version": 4})}
+    publisher.engines = [address, EngineAddress(url=url)]
+    with pytest.raises(WeightsError, match=url):
+        publisher.publish(model, 5)
+    publisher.engines = [address]
+    publisher.publish(model, 6)  # the engine has version 5 of the publish that failed
+    assert len(caplog.messages) == 1
 
 
 def test_an_engine_whose_checksums_are_not_those_of_the_folder_is_caught(

@@ -182,12 +182,16 @@ class Publisher:
         folder = write_checkpoint(model, self.folder / f"{version:06d}", write=main)
         if not main:
             return version
-        for address in self.engines if self._published is not None else ():
-            if (found := address.connect().version()) != self._published:
+        published, self._published = (
+            self._published,
+            None,
+        )  # after a publish that fails, some engines may have the new version
+        for address in self.engines if published is not None else ():
+            if (found := address.connect().version()) != published:
                 log.error(
                     "%s at %s reports version %s of its weights, although version %s was published: it was restarted. The turns "
                     "since then may be of its first weights",
-                    *(address.engine, address.url, found, self._published),
+                    *(address.engine, address.url, found, published),
                 )
         publish(folder, version, self.engines, in_flight=self._in_flight)
         self._published = version
