@@ -185,7 +185,7 @@ class Publisher:
         published, self._published = (
             self._published,
             None,
-        )  # after a publish that fails, some engines may have the new version
+        )  # a publish that fails may leave its version on some engines
         for address in self.engines if published is not None else ():
             if (found := address.connect().version()) != published:
                 log.error(
