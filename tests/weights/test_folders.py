@@ -142,6 +142,7 @@ def test_configurations_have_the_names_of_both_versions(tmp_path: Path) -> None:
     complete_folder(tmp_path)
     once = (tmp_path / "config.json").read_text()
     both = json.loads(once)
+    assert once == json.dumps(both, indent=2) + "\n"
     assert both["torch_dtype"] == both["dtype"] == "bfloat16"
     assert both["rope_theta"] == 5e5
     assert both["rope_scaling"] == {name: value for name, value in LLAMA3_ROPE.items() if name != "rope_theta"}

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -215,6 +216,34 @@ async def test_an_evaluation_runs_each_input_as_often_as_it_was_asked_to() -> No
     )
     assert [r.outcome for r in group.rollouts] == [Outcome.OK]
     assert len(replay.invoked) == 1
+
+
+class Several(ReplayGateway):
+    """Two gateways: all sessions are at the second one, which is away as soon as they are open."""
+
+    urls = ("http://one", "http://two")
+
+    @property
+    def silent(self) -> dict[str, float]:
+        return {"http://two": 1e9} if self.replay.open_sessions else {}
+
+    async def away_async(self) -> None: ...
+
+    async def create_sessions_async(self, session_ids: Sequence[str], **options: Any) -> list[Any]:
+        made = await super().create_sessions_async(session_ids, **options)
+        return [SimpleNamespace(**vars(a), gateway=self.urls[1]) for a in made]
+
+
+async def test_rollouts_on_a_gateway_that_stays_away_end_at_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("agentcore_rl_toolkit.backends.collection.collect.GATEWAY_LOOK_S", 0.01)
+    replay = Replay([good(delay_s=math.inf) for _ in range(2)])
+    request = GroupRequest(input_id="a", payload={}, n=2)
+    async with asyncio.timeout(20):
+        (group,) = await collect_async([request], client=replay.client, gateway=Several(replay))
+    assert [r.outcome for r in group.rollouts] == [Outcome.LOST] * 2
+    assert caplog.text.count("gateway http://two does not answer: 2 rollouts that run on it are lost") == 1
 
 
 async def test_cancelling_the_collection_stops_rollouts_and_deletes_sessions() -> None:

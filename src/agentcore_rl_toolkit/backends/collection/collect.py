@@ -167,8 +167,7 @@ class _Collection:
             await asyncio.sleep(GATEWAY_LOOK_S)
             await sessions.look()
             lost = sessions.lost
-            running = [r for r in rollouts if r.started_s is not None and not r.ended and not r.early_end.done()]
-            gone = [rollout for rollout in running if rollout.gateway in lost]
+            gone = [r for r in rollouts if r.gateway in lost and not r.ended and not r.early_end.done()]
             for url, count in Counter(rollout.gateway for rollout in gone).items():
                 log.error("gateway %s does not answer: %d rollouts that run on it are lost", url, count)
             for rollout in gone:

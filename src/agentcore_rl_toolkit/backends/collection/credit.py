@@ -133,10 +133,10 @@ def token_advantages(
     # With credit by turns a call that has no reward teaches nothing. `or 0.0`: and not -0.0.
     whole = {name: 0.0 if credit.credit == "turn" else A or 0.0 for name, A in episodes.items()}
     found = [[whole[signal.rollout] if m else 0.0 for m in signal.mask] for signal in signals]
-    pools: dict[int, list[tuple[int, int, int, float]]] = {}
+    pools: dict[int | None, list[tuple[int, int, int, float]]] = {}
     for row, signal in enumerate(signals):
         for position, begin, end, value in signal.turns:
-            pools.setdefault(position if credit.normalize == "turn" else 0, []).append((row, begin, end, value))
+            pools.setdefault(position if credit.normalize == "turn" else None, []).append((row, begin, end, value))
     for pool in pools.values():
         known = advantages([value for *_, value in pool], estimator=estimator)
         for (row, begin, end, _), A in zip(pool, known, strict=True):
