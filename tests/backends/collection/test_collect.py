@@ -260,6 +260,15 @@ async def test_cancelling_the_collection_stops_rollouts_and_deletes_sessions() -
     assert replay.running == 0
 
 
+async def test_input_ids_that_repeat_are_refused() -> None:
+    replay = Replay([])
+    ids = [*"aabbccddeeff", "g"]
+    requests = [GroupRequest(input_id=name, payload={}) for name in ids]
+    with pytest.raises(ConfigError, match=r"repeated: a, b, c, d, e$"):
+        await collect_async(requests, client=replay.client, gateway=replay.gateway)
+    assert await collect_async([], client=replay.client, gateway=replay.gateway) == []
+
+
 async def test_a_client_that_retries_is_refused_because_attempts_would_share_a_session() -> None:
     replay = Replay([good()])
     replay.client.retries = 1  # type: ignore[attr-defined]

@@ -146,6 +146,16 @@ def test_a_discount_carries_a_late_reward_back_to_early_turns() -> None:
     assert bad.advantages == [-a for a in good.advantages]
 
 
+def test_the_reward_of_a_policys_failure_is_that_of_its_last_turn() -> None:
+    calls = len(TALKS[0].turns)
+    failed = {"status_code": 500, "stop_reason": "no", "rewards": -1.0, "_agent": {"cause": "policy"}}
+    group = collected([dataclasses.replace(talk(0.0), record=failed), talk([0.0] * calls)])
+    bad, good = to_samples([group], estimator="dr_grpo", credit=Credit(credit="turn", discount=0.5))
+    firsts = [s for s, m in zip(bad.advantages, [0, *bad.response_mask], strict=False) if m == 0 and s]
+    assert firsts == pytest.approx([-0.5 * 0.5**k for k in range(calls - 1, -1, -1)])
+    assert good.advantages == [-a for a in bad.advantages]
+
+
 def test_evaluations_ask_for_no_rewards_of_turns_and_no_teacher() -> None:
     config = CollectConfig(credit="turn", teacher_url="http://t", evaluation=True)
     assert not config.signals.per_token

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import resource
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 from agentcore_rl_toolkit.backends.collection.groups import CollectedRollout, Group, GroupRequest, trained_temperature
 from agentcore_rl_toolkit.backends.collection.recording import open_recording, step_numbers
 from agentcore_rl_toolkit.contract import Outcome
-from agentcore_rl_toolkit.errors import ConfigError
+from agentcore_rl_toolkit.errors import AgentError, ConfigError
 from agentcore_rl_toolkit.runs import Rollout, RunReader
 
 
@@ -90,3 +91,25 @@ def test_a_run_shows_which_rollouts_were_longer_than_the_trainers_limit(tmp_path
     with RunReader(tmp_path) as run:
         shown = {row["session_id"]: row["mask_reason"] for row in run.rollouts()}
     assert shown == {"short": None, "long": "too_long"}
+
+
+def test_a_failed_rollout_is_kept_with_the_end_of_its_sessions_log(tmp_path: Path) -> None:
+    def log(session_id: str) -> str:
+        if session_id == "unknown":
+            raise OSError("no logs")
+        return "" if session_id == "silent" else "x" * 20_000 + "y"
+
+    ended = CollectedRollout(session_id="ok", input_id="i", index=0, outcome=Outcome.OK, ended_s=9.0)
+    failed = replace(ended, outcome=Outcome.AGENT_ERROR, error=AgentError("boom"), ended_s=None)
+    request = GroupRequest(input_id="i", payload={})
+    began = time.time()
+    with open_recording(tmp_path, {}, session_log=log) as recording:
+        recording.add(ended, request)
+        for name in ("failed", "silent", "unknown"):
+            recording.at("eval", 3).add(replace(failed, session_id=name), request, 5)
+    with RunReader(tmp_path) as run:
+        rows = [run.rollout(n) or {} for n in (1, 2, 3, 4)]
+    assert [row["detail"]["log"] for row in rows] == [None, "x" * 19_999 + "y", None, None]
+    assert [(row["phase"], row["step"]) for row in rows[:2]] == [("train", None), ("eval", 3)]
+    assert rows[0]["ended_s"] == 9.0
+    assert began <= rows[1]["ended_s"] <= time.time()

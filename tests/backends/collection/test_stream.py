@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentcore_rl_toolkit.backends import CollectConfig, Group, GroupRequest, GroupStream
-from agentcore_rl_toolkit.errors import RolloutLostError
+from agentcore_rl_toolkit.errors import GatewayError, RolloutLostError
 from agentcore_rl_toolkit.trajectory import Turn
 
 from ..recorded import Episode, Replay, ReplayCapture, ReplayGateway
@@ -127,6 +127,20 @@ async def test_no_group_starts_before_the_rollouts_of_the_earlier_ones_have_plac
         await asyncio.sleep(0)
         assert stream.state() == {"next": 1, "in_flight": [0], "replaced": 0}
         assert [group.request.payload["position"] for group in await taking] == [0, 1, 2, 3]
+
+
+async def test_an_error_of_the_gateway_or_the_data_ends_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refused(*_: Any, **__: Any) -> Any:
+        raise GatewayError("no key", status=401)
+
+    world = World()
+    async with asyncio.timeout(30), world.stream(lambda position: [request(0)][position]) as stream:
+        with pytest.raises(IndexError):
+            await stream.take_async()
+    monkeypatch.setattr(world.gateway, "create_sessions_async", refused)
+    async with asyncio.timeout(30), world.stream() as stream:
+        with pytest.raises(GatewayError, match="no key"):
+            await stream.take_async()
 
 
 async def test_without_staleness_every_batch_is_the_next_part_of_the_data_and_nothing_runs_beside_training() -> None:

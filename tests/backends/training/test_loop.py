@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
+from agentcore_rl_toolkit.backends.collection.collect import collect_async
 from agentcore_rl_toolkit.backends.collection.groups import CollectedRollout, Group, GroupRequest
 from agentcore_rl_toolkit.backends.training.batch import Datum
 from agentcore_rl_toolkit.backends.training.client import Adam, Loss, Passed
-from agentcore_rl_toolkit.backends.training.loop import probe_of, row_at, train
+from agentcore_rl_toolkit.backends.training.loop import probe_of, row_at, train, update
 from agentcore_rl_toolkit.backends.training.metrics import group_metrics
 from agentcore_rl_toolkit.backends.training.service_settings import ServiceTrainingConfig
 from agentcore_rl_toolkit.backends.training.settings import LoopSettings, Services, State
@@ -484,6 +485,30 @@ def test_a_probe_is_the_prompt_before_the_first_sampled_token_of_a_usable_rollou
 
     assert probe_of(groups(rollout(), rollout(([1, 2], [0, 0]), ([3, 4, 5, 6], [0, 0, 1, 1])))) == [3, 4]
     assert probe_of(groups(rollout(([1, 2], [0, 0])))) is None
+
+
+async def test_the_trainers_numbers_are_kept_with_the_updates_since_the_sampling() -> None:
+    episodes = trained_as(recorded_episodes(8, versions=(3, 3)))
+    replay = Replay(episodes)
+    request = GroupRequest(input_id="train/00000", payload={}, n=8)
+    group = (await collect_async([request], client=replay.client, gateway=replay.gateway))[0]
+    kept: list[dict[str, Any]] = []
+
+    class Client(ScriptedClient):
+        def forward_backward(self, data: Sequence[Datum], loss: Loss, tokens: float) -> Awaitable[Passed]:
+            self.calls.append(("forward_backward", data, loss, tokens))
+            values = [[-1.0] * len(datum.tokens) for datum in data]
+            return self._result(Passed(metrics={}, logprobs=values, entropies=values if len(kept) == 0 else None))
+
+    recording: Any = SimpleNamespace(
+        trained=lambda *_, **facts: kept.append(facts), masked=lambda _: None, advantages=lambda *_, **__: None
+    )
+    facts = await update(Client(max_logprob_gap=None), [group], settings(minibatches=2), 5, recording)
+    assert sorted({each["updates"] for each in kept}) == [4, 5], "two steps of two minibatches, and those of this step"
+    assert all(each["logprobs"][0] is None and -1.0 in each["logprobs"] for each in kept)
+    assert [each["entropies"] for each in kept if each["updates"] == 5] == [None] * sum(e["updates"] == 5 for e in kept)
+    assert all(each["entropies"] == each["logprobs"] for each in kept if each["updates"] == 4)
+    assert facts["sequences"] >= len(kept) > 1
 
 
 def test_every_place_has_its_row_and_each_epoch_another_order() -> None:
