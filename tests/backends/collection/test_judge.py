@@ -123,6 +123,7 @@ def test_a_gateway_without_an_answer_is_the_infrastructures_fault() -> None:
     for lost in (judged({"rewards": 1.0}, error=GatewayLostError("gone")), judged(RAISED, error=GatewayError("gone"))):
         assert (lost.outcome, lost.mask_reason, lost.score) == (Outcome.LOST, "outcome", None)
         assert str(lost.error) == "lost with its model gateway: gone"
+        assert str(lost.error.__cause__) == "gone"
 
 
 @pytest.mark.parametrize(
@@ -148,6 +149,7 @@ def test_an_agent_that_hides_the_failure_of_its_last_model_call_gets_no_reward(
     if lost:
         assert (found.cause, found.mask_reason) == (Cause.INFRASTRUCTURE, "outcome")
         assert str(found.error) == "its last model call failed: no engine"
+        assert str(found.error.__cause__) == ("boom" if record is RAISED else "None")
     if "started_s" not in error:
         assert (judged(record, errors=[failed]).outcome is Outcome.LOST) == lost
 

@@ -291,13 +291,36 @@ def test_logprobs_of_the_sampled_tokens_equal_those_of_the_whole_model(
     monkeypatch.setattr(torch_client, "HEAD_TOKENS", 7)
     ids = [list(range(20, 40)), list(range(50, 58))]
     batch = Batch.of([datum(row[:5], row[5:]) for row in ids], 0)
+    rows: list[int] = []  # of each call of the output head
+    hook = model.get_output_embeddings().register_forward_hook(lambda _, inputs, __: rows.append(inputs[0].shape[-2]))
     logprobs_BT, entropies_BT = token_logprobs(model, batch)
+    hook.remove()
+    assert (rows[0], max(rows), sum(rows)) == (0, 7, int(batch.mask_BT.sum()))
     whole_BTV = torch.log_softmax(model(input_ids=batch.token_ids_BT).logits.float(), -1)
     expected_BT = whole_BTV.gather(2, batch.targets_BT[..., None])[..., 0] * batch.mask_BT
     torch.testing.assert_close(logprobs_BT, expected_BT)
     torch.testing.assert_close(entropies_BT, -(whole_BTV.exp() * whole_BTV).sum(-1) * batch.mask_BT)
     logprobs_BT.sum().backward()  # type: ignore[no-untyped-call]
     assert model.get_input_embeddings().weight.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize(
+    ("config", "temperature", "scale"),
+    [({}, 1.0, 1.0), ({"logit_scale": 0.5}, 1.0, 0.5), ({"logits_scaling": 4.0}, 1.0, 0.25), ({}, 0.5, 2.0)],
+)
+def test_logits_are_scaled_as_the_model_and_the_temperature_say(
+    config: dict[str, float], temperature: float, scale: float
+) -> None:
+    hidden_NV, chosen_N = torch.arange(12.0).reshape(3, 4).sin(), torch.tensor([0, 1, 3])
+    found = torch_client.of_head(torch.nn.Identity(), SimpleNamespace(**config), hidden_NV, chosen_N, temperature)
+    whole_NV = torch.log_softmax(hidden_NV * scale, -1)
+    torch.testing.assert_close(found[0], whole_NV[[0, 1, 2], [0, 1, 3]])
+    torch.testing.assert_close(found[1], -(whole_NV.exp() * whole_NV).sum(-1))
+
+
+@pytest.mark.parametrize(("pad", "expected"), [(0, 0), (None, 7)])
+def test_padding_is_the_end_of_texts_without_a_token_for_it(pad: int | None, expected: int) -> None:
+    assert torch_client.pad_id_of(SimpleNamespace(pad_token_id=pad, eos_token_id=7)) == expected
 
 
 def test_matrices_multiply_in_bfloat16_and_everything_kept_is_float32(tmp_path: Path) -> None:
