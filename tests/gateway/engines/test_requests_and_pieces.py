@@ -126,6 +126,7 @@ def of_sglang(*ids: int, logged: list[int] | None = None, total: int | None = No
         ([of_sglang(1, 2, total=2), of_sglang(1, 2, total=2)], [[1, 2], []]),
         ([of_sglang(1, 2, logged=[1, 2, 9], total=2)], [[1, 2]]),  # a token that was sampled after a stop
         ([of_sglang(1, total=1), of_sglang(1, 2, logged=[1, 2, 9], total=2)], [[1], [2]]),
+        ([of_sglang(1, 2, total=2), of_sglang(3, logged=[1, 2, 3], total=3)], [[1, 2], [3]]),
         ([of_sglang(1, total=1), of_sglang(5, total=1, index=1)], [[1], [5]]),
         ([[of_sglang(1, 2, total=2), of_sglang(3, total=1)]], [[1, 2], [3]]),
     ],

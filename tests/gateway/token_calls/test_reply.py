@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentcore_rl_toolkit.errors import CaptureError
 from agentcore_rl_toolkit.gateway.capture.record import Captured, unpack_ids, unpack_logprobs
-from agentcore_rl_toolkit.gateway.engines import TOKEN_ENGINES, Piece
+from agentcore_rl_toolkit.gateway.engines import TOKEN_ENGINES
 from agentcore_rl_toolkit.gateway.testing import Seen, logprob_of
 from agentcore_rl_toolkit.gateway.testing.engine import Sampled
 from agentcore_rl_toolkit.gateway.token_calls.reply import TokenReply
 from agentcore_rl_toolkit.messages.render import Renderer
 from agentcore_rl_toolkit.messages.wire import Choice, Delta, ModelRequest
 from agentcore_rl_toolkit.messages.wire.canonical import Sampling
-from scripted_engine import ScriptedEngine, generated, sglang_answer
+from scripted_engine import ScriptedEngine, sglang_answer
 
 from ..asking import MODEL
 
@@ -149,62 +146,3 @@ def test_any_text_any_stops_any_cut(data: st.DataObject) -> None:
     _, choice = recorded(sampled)
     assert choice.stop_sequence == (min(ends)[2] if ends else None)
     check(sampled, deltas, ids, RENDERER.parse(RENDERER.encode(raw)).content)
-
-
-Edit = Callable[[list[dict[str, Any]]], list[dict[str, Any]]]
-
-
-def sglang_events(edit: Edit) -> list[Piece]:
-    answers = [
-        sglang_answer(0, list(range(10, 10 + n)), "stop" if n == 6 else None, weight_version=1) for n in (2, 4, 6)
-    ]
-    read_pieces = TOKEN_ENGINES["sglang"].reader()
-    return [p for a in edit(answers) for p in read_pieces(json.dumps(a).encode())]
-
-
-def only_new(answers: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    for answer in answers:
-        answer["output_ids"] = answer["output_ids"][-2:]
-        answer["meta_info"]["output_token_logprobs"] = answer["meta_info"]["output_token_logprobs"][-2:]
-    return answers
-
-
-def only_new_ids(answers: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    for answer in answers:
-        answer["output_ids"] = answer["output_ids"][-2:]
-    return answers
-
-
-def more_behind_the_stop(answers: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    answers[-1]["meta_info"]["output_token_logprobs"].append([-9.0, 99, None])
-    return answers
-
-
-def unlike(answers: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    answers[-1]["output_ids"][-1] = 77
-    return answers
-
-
-def too_few(answers: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    answers[-1]["meta_info"]["output_token_logprobs"] = answers[-1]["meta_info"]["output_token_logprobs"][:1]
-    return answers
-
-
-@pytest.mark.parametrize("edit", [lambda a: a, only_new, only_new_ids, more_behind_the_stop])
-def test_sglang_streams_of_all_or_of_new_tokens_give_each_token_once(edit: Edit) -> None:
-    pieces = sglang_events(edit)
-    assert [i for p in pieces for i in p.ids] == [10, 11, 12, 13, 14, 15]
-    assert [v for p in pieces for v in p.logprobs or []] == [logprob_of(i) for i in range(10, 16)]
-
-
-@pytest.mark.parametrize("edit", [unlike, too_few])
-def test_sglang_answers_that_contradict_themselves_are_errors(edit: Edit) -> None:
-    with pytest.raises(CaptureError):
-        sglang_events(edit)
-
-
-def test_whole_answers_of_both_engines_read_alike() -> None:
-    [one] = TOKEN_ENGINES["vllm"].reader()(json.dumps({"choices": [generated(Sampled(ids=[5, 6]))]}).encode())
-    result = sglang_answer(0, [5, 6], "stop", weight_version=None)
-    [other] = TOKEN_ENGINES["sglang"].reader()(json.dumps(result).encode())
-    assert (one.ids, one.logprobs, one.finish_reason) == (other.ids, other.logprobs, other.finish_reason)

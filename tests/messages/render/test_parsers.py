@@ -619,6 +619,13 @@ def test_the_text_ends_before_the_stop_string_that_is_complete_first() -> None:
     cutter = StopCutter(["abcd", "bc"])
     assert cutter.feed("xabcdy") == "xa"
     assert cutter.stopped == "bc"
+    assert cutter.feed("more", final=True) == ""
+
+
+def test_text_that_may_begin_a_stop_string_is_held_back_until_the_end() -> None:
+    cutter = StopCutter(["abcd", "bc"])
+    assert [cutter.feed("xa"), cutter.feed("ya"), cutter.feed("", final=True), cutter.stopped] == ["x", "ay", "a", None]
+    assert [cutter.feed("bc"), cutter.stopped] == ["", "bc"]
 
 
 MARKERS = sorted(

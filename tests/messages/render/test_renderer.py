@@ -335,6 +335,7 @@ def test_a_failed_call_leaves_the_session_as_it_was(renderer_for) -> None:
     other = renderer.render(conversation, [USER, answer("a"), {"role": "user", "content": "something else"}])
     assert other.branch_reason is None
     assert other.token_ids[: len(before)] == before
+    assert other.asked.row.buffer is failed.asked.row.buffer  # not a copy of the session's tokens
     assert sum(asked.running for asked in conversation.asked.values()) == 1
 
 

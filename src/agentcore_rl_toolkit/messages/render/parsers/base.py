@@ -167,8 +167,7 @@ class Held:
     def add(self, text: str, marks: Sequence[str]) -> bool:
         new = self._end + text
         self._parts.append(text)
-        size = max(map(len, marks), default=1) - 1
-        self._end = new[-size:] if size else ""
+        self._end = new[-max(map(len, marks), default=1) :]
         return any(mark in new for mark in marks)
 
     def take(self) -> str:
@@ -328,7 +327,6 @@ class MarkerParser(OutputParser):
             inner = inner[: len(inner) - held_back(inner, [closing])]
         found = self._parsed(inner, closing) if closed or self._grammar.whole(inner) else None
         if found is None:
-            self._bad = self._bad or not self._thinking
             return self._as_text(raw)
         self._reasoned, self._ended_by_call = self._reasoned or self._thinking, self._ended_by_call or self._thinking
         self._thinking, self._before = False, ""
