@@ -319,6 +319,12 @@ def test_more_tools_open_a_branch_only_in_a_conversation_that_has_grown() -> Non
         assert "tools_changed" not in cause(first, other)
 
 
+def test_tokens_that_a_form_held_are_counted_in_what_trains() -> None:
+    turns = [turn(place, [place], [50, 51, 52], free_tokens=free) for place, free in enumerate((1, 3, None))]
+    report = build_trajectory("s", [*turns, turn(3, [3], [50, 51], free_tokens=0, tag="judge")]).report
+    assert (report.held_tokens, report.trained_tokens, report.sampled_tokens) == (2, 7, 11)
+
+
 def test_blank_answers_are_counted() -> None:
     turns = [turn(place, [place], [50], answered=place > 0) for place in range(3)]
     assert build_trajectory("s", turns).report.unanswered_turns == 1
@@ -335,3 +341,4 @@ def test_the_history_difference_is_the_share_of_tokens_that_a_template_left_out(
     prompt = [*PROMPT, *rest, 30]
     first, second = turn(0, PROMPT, [20, 21, 22, 23, 24]), turn(1, prompt, [25], branch_reason="template")
     assert build_trajectory("s", [first, second]).report.history_difference == left_out / (len(PROMPT) + len(prompt))
+    assert build_trajectory("s", [first, turn(1, prompt, [25])]).report.history_difference is None

@@ -264,6 +264,20 @@ def test_what_follows_a_summary_without_a_flow_a_system_message_or_plain_text_is
     assert "compaction" not in session.built().report.branch_reasons
 
 
+def test_a_summary_that_is_continued_or_lost_and_the_next_prompt_of_a_summarizer_are_no_compactions() -> None:
+    session = compacted()
+    accepted = session.turns[4]
+    session.call([*accepted.prompt_ids, *accepted.completion_ids, 5], 5)
+    assert "compaction" not in session.built().report.branch_reasons
+    session = compacted()
+    session.turns[4] = replace(accepted, delivered=False)
+    assert "compaction" not in session.built().report.branch_reasons
+    session = Session()
+    said = session.call(SYSTEM + session.ids(60), 24, feeds={"t1": "quoted"})
+    session.call(SYSTEM + session.ids(3) + said[64:-1], 10)
+    assert session.built().report.branch_reasons == {"sub_agent": 1}
+
+
 def test_a_history_that_was_cut_and_a_sub_agents_task_are_no_compactions() -> None:
     session = Session()
     said = session.call(SYSTEM + session.ids(60), 30, feeds={"t1": "continued"})

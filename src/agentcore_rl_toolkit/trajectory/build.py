@@ -69,7 +69,7 @@ def _same_text(turn: Turn, rival: Turn, shared: int) -> bool:
     span = list(window)
     # The same ending close by means other tokens for the same words. A lone token proves little.
     while len(tail) > 1:
-        if any(span[i : i + len(tail)] == tail for i in range(len(span) - len(tail) + 1)):
+        if any(span[i : i + len(tail)] == tail for i in range(len(span))):
             return True
         tail = tail[1:]
     return len(rest) <= 2 and bool(tail) and tail[0] in span[:_TAIL]

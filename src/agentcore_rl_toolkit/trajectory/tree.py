@@ -79,7 +79,7 @@ class TokenTree:
         """Return the first turn that continues ``shared``. Later turns do not change it."""
         if shared not in self._rivals:
             begin = bisect_right(self._strings, shared)
-            end = bisect_left(self._strings, shared + b"\xff" * 2 * TOKEN_BYTES, begin)  # no tokenizer has such tokens
+            end = bisect_left(self._strings, shared + b"\xff" * TOKEN_BYTES, begin)  # no tokenizer has such tokens
             those = self._strings[begin : max(end, begin + 1)]
             self._rivals[shared] = min(self._turns[string][0] for string in those)[1]
         return self._rivals[shared]
