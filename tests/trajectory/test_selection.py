@@ -264,6 +264,17 @@ def test_what_follows_a_summary_without_a_flow_a_system_message_or_plain_text_is
     assert "compaction" not in session.built().report.branch_reasons
 
 
+@pytest.mark.parametrize(
+    ("words", "summary"), [(slice(-24, -10), False), (slice(-24, -11), True), (slice(-23, -10), True)]
+)
+def test_a_prompt_that_has_the_request_for_a_summary_is_not_what_follows_it(words: slice, summary: bool) -> None:
+    session = compacted()
+    *earlier, request, after, _ = session.turns
+    prompt = [*after.prompt_ids, *request.prompt_ids[words]]
+    session.turns = [*earlier, request, replace(after, prompt_ids=prompt)]
+    assert ("compaction" in session.built().report.branch_reasons) is summary
+
+
 def test_a_summary_that_is_continued_or_lost_and_the_next_prompt_of_a_summarizer_are_no_compactions() -> None:
     session = compacted()
     accepted = session.turns[4]
