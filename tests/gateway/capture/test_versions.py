@@ -174,19 +174,6 @@ async def test_a_whole_reply_that_began_before_the_change_counts_as_older(
     assert (after.weight_version_first, after.weight_version_last) == (2, 2)
 
 
-@pytest.mark.parametrize("version", ["\N{SUPERSCRIPT TWO}", "9" * 30, "9" * 5000, 10**30, -(10**30), "default"])
-async def test_a_version_that_is_no_number_of_64_bits_counts_as_none(
-    engine: ScriptedEngine, gateway: Gateway, version: str | int
-) -> None:
-    """Otherwise the call fails when it is stored, and leaves no trace."""
-    gateway.running.weight_version = 3
-    session = await opened(gateway)
-    engine.faults.append(Fault(edit=lambda reply: {**reply, "weight_version": version}))
-    assert await status_of(session) == 200
-    [turn] = (await captured(gateway, session)).turns
-    assert (turn.weight_version_first, turn.weight_version_last) == (3, 3)
-
-
 async def test_versions_that_are_times_in_milliseconds_count_from_the_first(
     engine: ScriptedEngine, start_gateway: Start
 ) -> None:
