@@ -47,6 +47,8 @@ def test_a_version_is_a_number_of_64_bits() -> None:
     read = [None, None, None, 0, 10**18 - 1, None, None, 2**63 - 1, None, -(2**63), None]
     assert [version_of(value) for value in given] == read
     assert version_of("1" * 19) == int("1" * 19)
+    for number in ("\N{SUPERSCRIPT TWO}", "9" * 5000, 10**30, -(10**30)):
+        assert version_of(number) is None
 
 
 @pytest.mark.parametrize(
