@@ -87,7 +87,9 @@ async def test_what_engines_take_passes(client: GatewayClient) -> None:
         "logprobs": True,
         "vllm_xargs": {"a": 1},
     }
-    await client.create_sessions_async([new_session_id()], sampling_params=params, max_turns=0, max_tokens=1)
+    await client.create_sessions_async(
+        [new_session_id()], sampling_params=params, max_turns=0, max_tokens=1, model_id="m"
+    )
 
 
 TOOL = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object", "properties": {}}}}
