@@ -172,14 +172,6 @@ def test_any_answer_survives_any_dialect(name, thoughts, texts, calls, data) -> 
         assert stream(name, deltas, include_thinking=False) == stream(name, rest)
 
 
-def test_items_of_a_response_stream_come_one_after_the_other() -> None:
-    pieces = [ToolDelta(index=i, id=f"c{i}", name="f") for i in range(2)]
-    pieces += [ToolDelta(index=i, arguments="{}") for i in range(2)]
-    deltas = [Delta(tool_calls=[piece]) for piece in pieces] + [Delta(finish_reason="tool_calls")]
-    places = [event.get("output_index") for event in stream("responses", deltas)]
-    assert [p for p in places if p is not None] == [0, 0, 0, 0, 1, 1, 1, 1]
-
-
 ENTRY = {"token": "b"}
 ANSWER = [
     Delta(reasoning="a"),
