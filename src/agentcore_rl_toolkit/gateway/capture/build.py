@@ -159,7 +159,7 @@ def _prompt(texts: list[Known], captured: Captured, call_id: str) -> tuple[Base,
     if known is not None:
         base = Base(known.call_id, -1, known.units)
         for place, (size, digest) in enumerate(known.choices):
-            if size <= len(ids) and hash(ids[:size]) == digest:
+            if hash(ids[:size]) == digest:
                 base = Base(known.call_id, place, known.units + size // 4)
                 ids = ids[size:]
                 break
