@@ -125,6 +125,7 @@ def test_a_summary_has_a_line_for_each_thing_that_it_knows() -> None:
     assert str(summarize([], 0.0)) == "no rollout has a reward\n0 rollouts of 0 inputs in 0 s: "
     assert "reward of ok rollouts only none" in str(summarize([rambled("p")], 1.0))
     assert len(str(summarize(solved[1:3], 1.0)).splitlines()) == 2  # one rollout per input
+    assert "pass@1 1.0000  pass@2 1.0000\n" in str(summarize(solved[:2], 1.0))
 
 
 def test_results_are_written_in_order(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 REMEMBERED = 10_000  # rollouts whose repeated delivery is recognized
 MIN_HEARTBEAT_S = 0.2  # a caller must not make an agent write without pause
 
-Identity = tuple[str, str, int]  # store or job, key, attempt
+Identity = tuple[str | int, ...]  # store, key and attempt; or job and key
 
 
 class Engine:
@@ -55,8 +55,8 @@ class Engine:
         self,
         *,
         settings: Callable[[], AgentSettings],
-        on_start: Callable[[str], int] = lambda name: 0,
-        on_end: Callable[[int], Any] = lambda task: None,
+        on_start: Callable[[str], Any] = lambda name: None,
+        on_end: Callable[[Any], Any] = lambda task: None,
         own_store: Callable[[str], ObjectStore | None] = lambda url: None,
     ) -> None:
         self._read_settings, self._on_start, self._on_end, self._own_store = settings, on_start, on_end, own_store
@@ -164,7 +164,7 @@ class Engine:
         from .sagemaker.jobs import make_rollout  # only rollouts of jobs need its imports
 
         self.settings.check_base_url(job.endpoint)
-        identity = (job.arn, job.key, 0)
+        identity = (job.arn, job.key)
         if identity not in self._accepted:
             self._begin_once(identity, make_rollout(job, function, context, session_id, self.settings))
         if self.settings.sagemaker_background:
@@ -289,7 +289,7 @@ def _refusal(config: RolloutConfig, key: str, error: AgentCoreRLError) -> dict[s
 def _without_proof_key(payload: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the payload for the agent's code, which could print or pass on the key."""
     block = payload.get(ROLLOUT_FIELD)
-    if not isinstance(block, Mapping) or PROOF_KEY_FIELD not in block:
+    if not isinstance(block, Mapping):
         return payload
     return {**payload, ROLLOUT_FIELD: {k: v for k, v in block.items() if k != PROOF_KEY_FIELD}}
 

@@ -314,6 +314,21 @@ async def test_a_start_ends_at_its_limit_and_names_the_last_ping(
     await bench.table.close()
 
 
+async def test_a_start_that_begins_late_has_the_rest_of_its_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(tmp_path, monkeypatch, init_timeout_s=1.0)
+    bench.spawned = asyncio.Event()
+    agent = Agent(runtime_id="a-0123456789", version=1, name="a", script=Path("a.py"))
+    began = time.monotonic()
+    with pytest.raises(WireError, match=r"completes in 1s\."):
+        await bench.table.open(agent, (agent.runtime_id, "DEFAULT", ID), start_delay_s=0.95).in_use().__aenter__()
+    assert 0.95 < time.monotonic() - began < 2.7
+    bench.spawned.set()
+    await bench.ending()
+    await bench.table.close()
+
+
 async def test_a_start_that_fails_has_the_cause_and_the_end_of_its_log(bench: Bench) -> None:
     (bench.folder / f"{ID}.log").write_text("no model weights here")
 
