@@ -24,9 +24,8 @@ from .sampling import Sampler, SamplingParams, seeded_generator
 from .transformers_decoder import TransformersDecoder
 
 _TOKENS_OF_PART, _LEAST_PART = 4096, 16  # limits of new prompts together, and of each
-_PAIRS_OF_PART = (
-    2**24
-)  # limit of the tokens of a part times the tokens that each may see: 256 MiB of a mask for 4 heads
+# The limit of the tokens of a part times the tokens that each may see: 256 MiB of a mask for 4 heads.
+_PAIRS_OF_PART = 2**24
 _LOGITS_AT_ONCE = 512  # tokens: of a large vocabulary these fill memory first
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 BLOCK = 16  # tokens
@@ -232,9 +231,7 @@ class Batch:
         longest = max(map(len, tails))
         ids_NQ = self._numbers([tail + [0] * (longest - len(tail)) for tail in tails])
         # In parts, whose attention fits into memory however long prompts are. A row's logits are of the part with its last token.
-        most = (
-            max(len(g.prompt_ids) for g in fresh) + 1
-        )  # tokens of a row, and one slot for the padding of shorter rows
+        most = max(len(g.prompt_ids) for g in fresh) + 1  # tokens of a row, and a slot for the padding of shorter rows
         part = max(_LEAST_PART, min(_TOKENS_OF_PART, _PAIRS_OF_PART // most) // len(fresh))
         part = part if self.decoder.keys else longest
         logits_NV = torch.empty(len(fresh), self.decoder.shape.vocabulary, device=self.decoder.device)

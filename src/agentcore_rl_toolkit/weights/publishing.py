@@ -182,10 +182,8 @@ class Publisher:
         folder = write_checkpoint(model, self.folder / f"{version:06d}", write=main)
         if not main:
             return version
-        published, self._published = (
-            self._published,
-            None,
-        )  # a publish that fails may leave its version on some engines
+        # A publish that fails may leave its version on some engines.
+        published, self._published = self._published, None
         for address in self.engines if published is not None else ():
             if (found := address.connect().version()) != published:
                 log.error(
