@@ -98,10 +98,8 @@ class RuntimeView:
                 yield decode(data)
             elif not follow:
                 return
-            elif offset > KEPT_PART and not self.call(
-                "GET", f"{path}?offset={offset - 1}"
-            ):  # the runtime has shortened it
-                offset = KEPT_PART
+            elif offset > KEPT_PART and not self.call("GET", f"{path}?offset={offset - 1}"):
+                offset = KEPT_PART  # the runtime has shortened it
             else:
                 time.sleep(0.5)
 
