@@ -286,3 +286,17 @@ def test_what_was_said_to_be_stored_is_there_wherever_the_process_is_killed(tmp_
     assert reader.query("PRAGMA integrity_check") == [("ok",)]
     assert all(decode(reader.call(n)).call_id for (n,) in reader.query("SELECT number FROM calls"))
     reader.close()
+
+
+def test_a_private_store_of_a_killed_gateway_is_removed_and_one_that_is_just_made_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    old, new = tmp_path / "agentcore-rl-calls-old", tmp_path / "agentcore-rl-calls-new"
+    for folder in (old, new):
+        folder.mkdir()
+        (folder / "lock").touch()
+    os.utime(old / "lock", (1, 1))
+    store = Store(None)
+    assert (old.exists(), new.exists()) == (False, True)
+    store.close()
