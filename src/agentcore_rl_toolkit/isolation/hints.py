@@ -46,11 +46,10 @@ def hint(error: BaseException, environment: Mapping[str, str] = os.environ) -> s
     if type(error).__name__ == "OperationalError" and any(text in str(error) for text in _SQLITE):
         return f"The sandbox of the session may be the reason. {writing}"
     if isinstance(error, OSError) and error.errno == errno.ENOSPC and "view" in shown:
-        limit = (
-            f"A session may write {shown['view']} to the agent's project, /tmp, /dev/shm and the agent's home folder"
+        return (
+            f"A session may write {shown['view']} to the agent's project, /tmp, /dev/shm and the agent's home folder together, "
+            "which are in memory. Large files belong in its current folder, in $TMPDIR, or in a folder of --writable DIR."
         )
-        limit += " together, which are in memory."
-        return f"{limit} Large files belong in its current folder, in $TMPDIR, or in a folder of --writable DIR."
     if isinstance(error, ModuleNotFoundError):
         hidden = [p for p in sys.path if os.path.isabs(p) and not os.path.exists(p) and not _below(p, readable)]
         what = f"{', '.join(hidden)}, which the sandbox does not show"

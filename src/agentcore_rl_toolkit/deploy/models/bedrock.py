@@ -94,12 +94,9 @@ class ImportedModel(Host):
         for job in self._running():  # Bedrock cannot stop it
             self._ended(job["jobArn"])
         for model in self._versions():
-            what, arn, absent = (
-                f"imported model {model['modelName']}",
-                model["modelArn"],
-                ("ResourceNotFoundException",),
-            )
-            yield what, arn, partial(self._api, "DeleteImportedModel", modelIdentifier=arn, absent=absent)
+            gone = {"modelIdentifier": model["modelArn"], "absent": ("ResourceNotFoundException",)}
+            delete = partial(self._api, "DeleteImportedModel", **gone)
+            yield f"imported model {model['modelName']}", model["modelArn"], delete
 
     def _versions(self) -> list[Mapping[str, Any]]:
         listed = self._call.every("bedrock", "ListImportedModels", "modelSummaries", nameContains=self.name)

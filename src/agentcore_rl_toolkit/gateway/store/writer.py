@@ -45,7 +45,7 @@ _SLICE_S = 0.02  # time of `tend` for removals: the loop has other work
 _READ_BYTES = 2**20  # bytes that a thread reads at a time
 _FETCH_S = 600.0  # removals wait for the fetches that began before the deletion, for this long
 _PRIVATE = "agentcore-rl-calls-"  # a directory of a private store
-NEW_S = 60.0  # a private store is not removed before this age
+_NEW_S = 60.0  # a private store is not removed before this age
 
 WAL_BYTES = 128 * 2**20  # a longer write-ahead log is moved into the file; four times as often costs a call 5%
 
@@ -299,7 +299,7 @@ def _private() -> Path:
     """Return a new directory for a private store. The directories of gateways that were killed are removed."""
     for lock in Path(tempfile.gettempdir()).glob(f"{_PRIVATE}*/lock"):
         with suppress(OSError, ConfigError):
-            if time.time() - lock.stat().st_mtime < NEW_S:
+            if time.time() - lock.stat().st_mtime < _NEW_S:
                 continue  # another gateway may have created its lock, and not taken it yet
             held = _hold(lock.parent)
             shutil.rmtree(lock.parent)
