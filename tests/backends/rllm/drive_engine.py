@@ -10,6 +10,7 @@ import json
 import pickle
 import socket
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -23,6 +24,7 @@ from rllm.trainer.algorithms import (
     collect_reward_and_advantage_from_trajectory_groups,
     transform_episodes_to_trajectory_groups,
 )
+from rllm.trainer.unified_trainer import UnifiedTrainer
 from rllm.utils import Tracking
 
 from agentcore_rl_toolkit.backends.rllm.recording import attach
@@ -92,6 +94,7 @@ def main() -> None:
         ]
     tracking = Tracking("test", "test", "console", config={})
     tracking.log({"actor/pg_loss": 0.25, "batch/empty": 0}, 1, episodes=episodes, trajectory_groups=groups)
+    UnifiedTrainer.fit(SimpleNamespace(fit_async=lambda: asyncio.sleep(0)))  # type: ignore[arg-type]
     recorder.close()
     turns = [
         {

@@ -13,6 +13,7 @@ import pytest
 
 from agentcore_rl_toolkit.policy.word_problems import problems
 from agentcore_rl_toolkit.runs import RunReader, TokenSequence
+from agentcore_rl_toolkit.runs.folder import status
 from serving import serving
 
 from ..math_agent import math_agent
@@ -169,3 +170,4 @@ def test_the_runs_folder_has_what_rllm_trained(rolled: dict[str, Any]) -> None:
         assert [e["loss"] for e in run.metrics() if e["event"] == "step"] == [0.25]
         (step,) = run.steps()
     assert (step["rollouts"], step["usable"]) == (ROLLOUTS, ROLLOUTS - 1)
+    assert status(rolled["run"]) == "finished"

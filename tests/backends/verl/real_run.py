@@ -12,6 +12,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from agentcore_rl_toolkit.backends.verl.dataset import PAYLOAD_KEY, PayloadDatas
 from agentcore_rl_toolkit.backends.verl.settings import AgentCoreConfig, translate
 from agentcore_rl_toolkit.errors import RolloutError, WeightsError
 from agentcore_rl_toolkit.runs import Query, RunReader, TokenSequence
+from agentcore_rl_toolkit.runs.folder import status
 
 sys.path.append(str(Path(__file__).parents[1]))
 from recorded import Replay, recorded_episodes
@@ -70,6 +72,7 @@ def manager(folder: Path) -> dict[str, Any]:
     """On a running Ray and TransferQueue: verl loads our manager by name, it writes rows, we read them as the trainer would."""
     import transfer_queue as tq
     from verl.protocol import DataProto
+    from verl.trainer.ppo.v1.trainer_base import PPOTrainer
     from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
     from verl.utils import tensordict_utils as tu
     from verl.utils.import_utils import load_class_from_fqn
@@ -120,6 +123,18 @@ def manager(folder: Path) -> dict[str, Any]:
     first = mask.argmax(dim=1)
     advantages = with_advantages.batch["advantages"][torch.arange(len(keys)), first]
     recorded = run_folder(tq, made._service, made._numbers, keys, data, with_advantages, folder / "run")
+    # verl's own `fit`, to the end of a run that only validates; its workers need a GPU.
+    trainer = SimpleNamespace(
+        config=composed(folder, "trainer.val_only=true", "trainer.logger=[console]"),
+        global_steps=0,
+        on_validate_begin=lambda: None,
+        _validate=lambda: {"val-core/math/reward": 0.5},
+        on_validate_end=lambda: None,
+        _shutdown_dump_executor=lambda: None,
+    )
+    made._service.recording.run.close()
+    before = status(folder / "run")
+    PPOTrainer.fit(trainer, made)
     made._empty = 64
     try:
         made.generate_sequences(batch)
@@ -131,6 +146,7 @@ def manager(folder: Path) -> dict[str, Any]:
             type(made)(composed(folder, "agentcore.gateway_model=/nowhere"), None), batch, uids
         ),
         "ended": ended,
+        "run": [before, status(folder / "run")],
         "recorded": recorded,
         "returned_s": returned_s,
         "status": {str(uids.index(u)): listed[u]["status"] for u in uids},

@@ -260,6 +260,10 @@ def test_the_runs_folder_has_what_verl_logs_of_a_step(found: dict[str, Any]) -> 
     assert (step["rollout_s"], step["train_s"]) == (3.0, 1.0)
 
 
+def test_a_run_is_finished_when_verls_fit_returns(found: dict[str, Any]) -> None:
+    assert found["manager"]["run"] == ["running", "finished"]
+
+
 def test_without_a_gateway_the_first_prompts_fail_and_the_next_batch_says_why(found: dict[str, Any]) -> None:
     reply = found["manager"]["without_gateway"]
     assert set(reply["status"]) == {"failure"}

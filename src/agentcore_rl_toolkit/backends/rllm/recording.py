@@ -134,6 +134,10 @@ class Recorder:
                     f"logprobs recorded by the engine and the trainer's own are of different weights. See {PAGE}"
                 )
 
+    def finished(self) -> None:
+        if self._recording is not None:
+            self._recording.finished()
+
     def close(self) -> None:
         if self._recording is not None:
             self._recording.run.close()
@@ -190,6 +194,10 @@ def attach(*made_of: Any, **more: Any) -> Recorder:
         recorder.invoked(str(given.get("session_id", future.session_id)), future)
         return future
 
+    def fitted(fit: Any, trainer: Any) -> None:
+        fit(trainer)
+        recorder.finished()
+
     def shut(shutdown: Any, trainer: Any) -> None:
         try:
             shutdown(trainer)
@@ -199,6 +207,7 @@ def attach(*made_of: Any, **more: Any) -> Recorder:
     wrap(RemoteAgentFlowEngine, "process_task_with_retry", rolled)
     wrap(Tracking, "log", logged)
     wrap(AgentCoreRuntime, "initialize", initialized)
+    wrap(UnifiedTrainer, "fit", fitted)
     wrap(UnifiedTrainer, "shutdown", shut)
     return recorder
 

@@ -9,6 +9,7 @@ background loop of this process, one collection per prompt, so that groups finis
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from collections.abc import Mapping
 from concurrent.futures import Future
@@ -36,6 +37,7 @@ try:
     from tensordict import NonTensorData, TensorDict
     from verl.experimental.agent_loop import AgentLoopOutput
     from verl.trainer.ppo.core_algos import register_adv_est
+    from verl.trainer.ppo.v1.trainer_base import PPOTrainer
     from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 except ModuleNotFoundError as e:
     raise missing_extra(f"the verl backend needs {e.name!r}", "verl") from e
@@ -88,6 +90,15 @@ class AgentCoreManager:
         self._running: set[Any] = set()
         self._empty = 0  # prompts in a row without a sample
         self._numbers: TrainerNumbers
+        fit = PPOTrainer.fit  # verl calls it with this manager, and has no hook for its end
+
+        @functools.wraps(fit)
+        def fitted(*given: Any) -> None:
+            fit(*given)
+            if self._service is not None and self._service.recording is not None:
+                self._service.recording.finished()
+
+        PPOTrainer.fit = fitted
 
     @classmethod
     def create(cls, *args: Any, **kwargs: Any) -> AgentCoreManager:
