@@ -127,12 +127,12 @@ constraints: $(VENV)/.dev ## Write the versions of all installed packages to con
 
 verl: $(VENV)/.dev ## Run the tests that need verl itself, in .venvs/verl (2 GB, built at the first call)
 	@BASE=$(BIN)/python sh tests/backends/environment.sh verl
-	$(BIN)/python -m pytest -q tests/backends/verl
+	AGENTCORE_RL_NIGHTLY=1 $(BIN)/python -m pytest -q tests/backends/verl
 
 slime: $(VENV)/.dev ## Run the tests that need slime itself; SLIME_DIR and MEGATRON_DIR are the checkouts (docs/status.md)
 	@test -d "$(SLIME_DIR)" && test -d "$(MEGATRON_DIR)" || { echo "SLIME_DIR and MEGATRON_DIR must name checkouts: docs/status.md"; exit 1; }
 	@BASE=$(BIN)/python sh tests/backends/environment.sh slime
-	$(BIN)/python -m pytest -q tests/backends/slime
+	AGENTCORE_RL_NIGHTLY=1 $(BIN)/python -m pytest -q tests/backends/slime
 
 # AGENTCORE_RL_ENGINE_PYTHON may name the Python of an environment with vLLM that is there already.
 vllm-env: $(VENV)/.base ## Build .venvs/vllm, a CPU build of vLLM for `--engine vllm` (2.8 GB)
