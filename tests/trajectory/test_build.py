@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from agentcore_rl_toolkit.errors import CaptureError
-from agentcore_rl_toolkit.trajectory import Turn, build_trajectory
+from agentcore_rl_toolkit.trajectory import FidelityReport, Turn, build_trajectory
 
 PROMPT = [1, 2, 3, 4, 5, 6, 7, 8]
 
@@ -103,7 +103,7 @@ def test_untrainable_turns_are_counted_and_leave_context_only() -> None:
 
 def test_nothing_sampled_has_no_share() -> None:
     result = build_trajectory("s", [])
-    assert result.sequences == []
+    assert (result.sequences, result.report) == ([], FidelityReport())
     assert result.report.trained_token_share is None
 
 

@@ -87,7 +87,7 @@ async def test_the_last_turn_that_is_allowed_can_be_repeated(engine: ScriptedEng
     gateway = await start_gateway(engine)
     session = await opened(gateway, max_turns=1)
     first = await attempt(session)
-    assert await attempt(session, retry=1) == first
+    assert (await attempt(session, retry=1), gateway.counters["turns_joined"]) == (first, 1)
     with pytest.raises(openai.PermissionDeniedError, match="turn_limit_reached"):
         await attempt(session)
 

@@ -22,7 +22,7 @@ USER = [{"role": "user", "content": "hello there"}]
 
 @pytest.mark.parametrize("status", [400, 429, 500, 503])
 async def test_an_engines_error_reaches_the_agent_and_is_no_turn(
-    engine: ScriptedEngine, client: GatewayClient, session: SessionHandle, status: int
+    engine: ScriptedEngine, gateway: Gateway, session: SessionHandle, status: int
 ) -> None:
     engine.faults.append(Fault(status=status, headers=(("Retry-After", "7"),)))
     async with gpt(session) as llm:
@@ -31,8 +31,8 @@ async def test_an_engines_error_reaches_the_agent_and_is_no_turn(
         await llm.chat.completions.create(model="m", messages=USER)
     assert caught.value.status_code == status
     assert caught.value.response.headers["retry-after"] == "7"
-    capture = await captured(client, session)
-    assert len(capture.turns) == 1
+    capture = await captured(gateway, session)
+    assert (gateway.counters["calls"], gateway.counters["turns_error"], len(capture.turns)) == (2, 1, 1)
     assert [(e["status"], e["http_status"]) for e in capture.errors] == [("error", status)]
 
 
@@ -70,7 +70,7 @@ async def test_a_reply_cut_off_before_it_was_relayed_is_a_clean_error(
 
 
 async def test_a_stream_that_breaks_off_is_partial_and_the_agent_is_told(
-    engine: ScriptedEngine, client: GatewayClient, session: SessionHandle
+    engine: ScriptedEngine, gateway: Gateway, session: SessionHandle
 ) -> None:
     engine.faults.append(Fault(drop_after=900))
     seen = 0
@@ -79,8 +79,8 @@ async def test_a_stream_that_breaks_off_is_partial_and_the_agent_is_told(
             async for _ in await llm.chat.completions.create(model="m", messages=USER, stream=True):
                 seen += 1
     assert seen > 0
-    capture = await captured(client, session)
-    assert capture.turns == []
+    capture = await captured(gateway, session)
+    assert (capture.turns, gateway.counters["turns_partial"]) == ([], 1)
     assert [e["status"] for e in capture.errors] == ["partial"]
 
 
@@ -120,6 +120,7 @@ async def test_an_engine_that_ends_a_stream_by_itself_has_failed_and_not_the_age
                     pass
     capture = await captured(gateway, session)
     assert (capture.turns, [(e["status"], e["http_status"]) for e in capture.errors]) == ([], [("partial", 502)])
+    assert (gateway.counters["turns_partial"], gateway.sessions.turns) == (1, 0)
     assert end_of_calls(capture)[0] == f"its last model call failed: {words}"  # an agent that hides it gets no reward
 
 
@@ -298,7 +299,7 @@ async def test_a_call_past_its_deadline_is_ended(engine: ScriptedEngine, start_g
     async with gpt(session) as llm:
         with pytest.raises(openai.APIStatusError) as caught:
             await llm.chat.completions.create(model="m", messages=USER)
-    assert caught.value.status_code == 504
+    assert (caught.value.status_code, gateway.counters["deadlines"]) == (504, 1)
     await until(lambda: engine.active == 0)
 
 
@@ -317,17 +318,16 @@ async def test_a_session_has_no_more_turns_than_allowed(client: GatewayClient, e
 
 
 async def test_a_refused_request_is_an_entry_of_the_session_and_no_turn(
-    client: GatewayClient, engine: ScriptedEngine
+    gateway: Gateway, session: SessionHandle
 ) -> None:
-    [session] = await client.create_sessions_async([new_session_id()])
     async with gpt(session) as llm:
         for _ in range(60):
             with pytest.raises(openai.BadRequestError):
                 await llm.chat.completions.create(model="m", messages=USER, extra_body={"lora_path": "/x"})  # type: ignore[arg-type]
         await llm.chat.completions.create(model="m", messages=USER)  # type: ignore[arg-type]
-    capture = await captured(client, session)
-    assert len(capture.turns) == 1
-    assert len(capture.errors) == 50  # an agent may repeat one forever
+    assert (gateway.counters["calls"], gateway.counters["refused"]) == (61, 60)
+    capture = await captured(gateway, session)
+    assert (len(capture.turns), len(capture.errors)) == (1, 50)  # an agent may repeat one forever
     [first, *_] = capture.errors
     assert (first["status"], first["http_status"], first["field"]) == ("refused", 400, "lora_path")
     assert first["type"] == "unsupported"

@@ -27,7 +27,7 @@ from agentcore_rl_toolkit.gateway.capture.record import (
 )
 from agentcore_rl_toolkit.gateway.store.reader import Reader
 from agentcore_rl_toolkit.gateway.store.schema import FILE, connect
-from agentcore_rl_toolkit.gateway.store.writer import Store
+from agentcore_rl_toolkit.gateway.store.writer import Store, _pieces
 from scripted_engine import ScriptedEngine
 
 from ..asking import Start, opened, until
@@ -91,6 +91,7 @@ def test_calls_come_back_as_they_were(tmp_path: Path, directory: bool) -> None:
         record("d", tokens=100_000),
     ]
     numbers = [store.append(session, each) for each in wrote]
+    assert (numbers, session.number, session.records, session.last_call_s) == ([1, 2, 3, 4], 1, 4, 2.0)
     store.commit()
     assert [decode(payload) for payload in map(store.reader.call, store.reader.numbers(session.number))] == wrote
     assert [decode(store.reader.call(number)) for number in numbers] == wrote
@@ -131,9 +132,11 @@ async def test_a_caller_that_is_cancelled_strands_no_other(tmp_path: Path, refus
         waiting.append(asyncio.ensure_future(store.kept()))
     await asyncio.sleep(0)
     waiting[0].cancel()
+    store.start(asyncio.get_running_loop())
     if refused:
         store._database.execute("PRAGMA query_only=ON")
     store.commit()
+    assert (store.failed is not None) is refused  # only a locked file is tried again
     async with asyncio.timeout(30):
         assert (await waiting[1] is None) is not refused
     store.close()
@@ -173,7 +176,10 @@ async def test_a_file_that_another_program_locks_makes_calls_wait_and_is_named_i
 
 
 @pytest.mark.parametrize("directory", [True, False])
-async def test_calls_of_deleted_sessions_are_removed_also_after_a_kill(tmp_path: Path, directory: bool) -> None:
+async def test_calls_of_deleted_sessions_are_removed_also_after_a_kill(
+    tmp_path: Path, directory: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agentcore_rl_toolkit.gateway.store.reader._SESSIONS_AT_ONCE", 6)
     store = Store(tmp_path if directory else None)
     store.start(asyncio.get_running_loop())
     sessions = [put(store, f"session-{k}") for k in range(20)]
@@ -181,6 +187,7 @@ async def test_calls_of_deleted_sessions_are_removed_also_after_a_kill(tmp_path:
         for k in range(20):
             store.append(session, record(f"{session.number}-{k}", tokens=2000, choices=1 + k % 2))
     await store.kept()
+    assert [row.session_id for row in store.reader.sessions()] == [f"session-{k}" for k in range(20)]
     for session in sessions[1:]:
         store.delete_session(session.number)
     await store.kept()
@@ -224,14 +231,35 @@ async def test_removals_wait_for_the_fetches_that_began_before_the_deletion(tmp_
     await store.stop()
 
 
-async def test_the_size_of_a_store_is_at_least_that_of_its_files(tmp_path: Path) -> None:
+async def test_the_size_of_a_store_is_that_of_its_files_and_a_longer_log_is_moved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def sizes() -> list[int]:
+        return [os.path.getsize(f"{store.path}{end}") for end in ("", "-wal")]
+
     store = Store(tmp_path)
     store.start(asyncio.get_running_loop())
     store.append(put(store, "s"), record("a", tokens=20_000))
     assert await store.kept() is None
-    files = sum(map(os.path.getsize, (f"{store.path}", f"{store.path}-wal")))
-    assert store.total_bytes >= files > 160_000
+    before, log_bytes = sizes()
+    assert store.total_bytes >= before + log_bytes > 160_000
+    for limit in (log_bytes, log_bytes - 1):
+        assert store._checkpoint is None
+        monkeypatch.setattr("agentcore_rl_toolkit.gateway.store.writer.WAL_BYTES", limit)
+        store.tend()
+    assert store._checkpoint is not None
+    await store._checkpoint
+    after, rest = sizes()
+    assert store.total_bytes == after + rest
+    assert after > 160_000 > rest
     await store.stop()
+
+
+def test_calls_are_read_in_pieces_of_one_to_two_megabytes() -> None:
+    items = [b"a" * (2**20 - 1), b"b", b"c" * 2_500_000]
+    pieces = list(_pieces(iter(items)))
+    assert [len(piece) for piece in pieces] == [1_048_576, 1_048_576, 1_048_576, 402_848]
+    assert b"".join(pieces) == b"".join(items)
 
 
 WRITES = """

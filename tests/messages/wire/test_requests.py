@@ -529,6 +529,7 @@ def test_no_usage_is_negative() -> None:
         ("chat", "presence_penalty", -2, 2),
         ("chat", "frequency_penalty", -2, 2),
         ("chat", "max_tokens", 1, 2**63 - 1),
+        ("chat", "seed", 1 - 2**63, 2**63 - 1),
         ("chat", "top_k", -1, 2**63 - 1),
         ("responses", "top_logprobs", 0, 20),
         ("responses", "max_output_tokens", 1, 2**63 - 1),
@@ -589,7 +590,8 @@ def test_what_needs_an_ability_of_the_engine_is_listed() -> None:
     asked = parse("anthropic", stop_sequences=["A"], **tool, **shape)
     assert asked.features() == ["tool_choice", "parallel_tool_calls", "response_format", "stop"]
     assert parse("chat", tools=[CHAT_TOOL], seed=3).features() == ["seed"]
-    neutral = parse("chat", parallel_tool_calls=False, top_k=-1, min_p=0, presence_penalty=0, logit_bias={})
+    penalties = {"presence_penalty": 0, "frequency_penalty": 0, "repetition_penalty": 1, "logit_bias": {}}
+    neutral = parse("chat", parallel_tool_calls=False, top_k=-1, min_p=0, best_of=1, **penalties)
     assert neutral.features() == []
 
 

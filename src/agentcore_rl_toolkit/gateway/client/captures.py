@@ -65,11 +65,8 @@ async def _frames(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     async for chunk in chunks:
         buffer += chunk
         start = 0
-        while len(buffer) - start >= 4:
-            size = int.from_bytes(buffer[start : start + 4], "little")
-            if len(buffer) - start - 4 < size:
-                break
-            yield bytes(buffer[start + 4 : start + 4 + size])
-            start += 4 + size
+        while len(buffer) >= (end := start + 4 + int.from_bytes(buffer[start : start + 4], "little")):
+            yield bytes(buffer[start + 4 : end])
+            start = end
         del buffer[:start]
     raise GatewayError("the gateway's answer ended early")

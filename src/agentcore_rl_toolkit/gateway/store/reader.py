@@ -64,7 +64,7 @@ class Reader:
 
     def sessions(self) -> Iterator[StoredSession]:
         """Return all sessions in the order they were opened."""
-        after = -1
+        after = 0
         while rows := self.query(
             "SELECT * FROM sessions WHERE number > ? ORDER BY number LIMIT ?", after, _SESSIONS_AT_ONCE
         ):

@@ -22,7 +22,7 @@ class RecordedReplies:
 
     def __init__(self) -> None:
         self._messages: dict[str, dict[str, Any]] = {}
-        self._last_number = -1
+        self._last_number = 0
 
     def find(self, reply_id: str) -> dict[str, Any] | None:
         """Return the message of a reply, by its id without the prefix of an API. None: the session has no such reply."""

@@ -171,7 +171,7 @@ class Store:
             now = time.monotonic()
             self._locked_since = self._locked_since or now
             if now - self._locked_since < _LOCKED_S:
-                self._calls[:0] = calls
+                self._calls = calls
                 self._loop.call_later(_REST_S, self.commit)
                 return
         if self.failed is None:
