@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from agentcore_rl_toolkit.errors import ConfigError
-from agentcore_rl_toolkit.gateway import Gateway, GatewayConfig, UpstreamConfig
+from agentcore_rl_toolkit.gateway import Gateway, GatewayConfig, Limits, UpstreamConfig
 
 
 def test_an_admin_key_that_everyone_has_or_nobody_can_send_is_refused() -> None:
@@ -32,6 +32,12 @@ def test_an_admin_key_that_everyone_has_or_nobody_can_send_is_refused() -> None:
 def test_an_upstream_that_cannot_be_asked_is_refused(settings: dict[str, Any], expected: str) -> None:
     with pytest.raises(ConfigError, match=expected):
         UpstreamConfig(**settings)
+
+
+def test_limits_are_16_and_64_mebibytes_and_64_kibibytes() -> None:
+    limits = Limits()
+    assert (limits.body_bytes, limits.reply_bytes, limits.header_bytes) == (16_777_216, 67_108_864, 65_536)
+    assert (GatewayConfig().port, GatewayConfig().limits) == (0, limits)
 
 
 @pytest.mark.parametrize("api_path", ["v1", "/v1", "/v1/"])

@@ -14,8 +14,19 @@ from botocore.exceptions import ClientError
 pytest.importorskip("torch")
 
 from agentcore_rl_toolkit.backends.sagemaker.local.service import SageMakerApp, running
+from agentcore_rl_toolkit.errors import TrainingServiceError
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, GatewayConfig, UpstreamConfig
-from agentcore_rl_toolkit.gateway.sampling_services.sagemaker import RUNTIME, SESSIONS, Caller
+from agentcore_rl_toolkit.gateway.engines import Piece
+from agentcore_rl_toolkit.gateway.engines.sampling_service import Asked
+from agentcore_rl_toolkit.gateway.sampling_services.sagemaker import (
+    INVALID,
+    RUNTIME,
+    SESSIONS,
+    Caller,
+    SageMakerService,
+    SessionRuntime,
+)
+from agentcore_rl_toolkit.gateway.sampling_services.samplers import cut
 from agentcore_rl_toolkit.messages.render import Renderer
 
 from ..backends.faulty_service import FaultyApp
@@ -135,13 +146,80 @@ async def test_what_the_service_refuses_reaches_the_agent_and_a_session_that_end
     assert "Stopped" not in caught.value.response.text
 
 
-async def test_a_call_with_expired_credentials_is_repeated_with_fresh_ones() -> None:
-    expired = {"Error": {"Code": "ExpiredTokenException"}, "ResponseMetadata": {"HTTPStatusCode": 400}}
+def failure(code: str, status: int = 400) -> ClientError:
+    told: Any = {"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": status}}
+    return ClientError(told, "poll")
+
+
+@pytest.mark.parametrize(
+    "passing", [failure("ExpiredTokenException"), failure("Other", 429), failure("SomeThrottling"), None]
+)
+async def test_a_call_is_repeated_after_an_error_that_passes(passing: ClientError | None) -> None:
     client = mock.Mock()
-    client.poll.side_effect = [ClientError(expired, "poll"), "done"]  # type: ignore[arg-type]  # a part of a response
+    client.poll.side_effect = [passing or failure("Other"), "done"]
     caller = Caller(client)
-    assert await caller.call("poll") == "done"
+    if passing is not None:
+        assert await caller.call("poll") == "done"
+    else:
+        with pytest.raises(TrainingServiceError) as caught:
+            await caller.call("poll")
+        assert caught.value.code == "Other"
     caller.close()
+
+
+async def test_a_name_that_exists_is_no_failure_and_an_operation_is_asked_for_until_it_ends() -> None:
+    client = mock.Mock()
+    client.make.side_effect = [failure("ResourceInUse"), {}, failure("Other")]
+    client.execute_sampling_operation.return_value = {"operationId": "o"}
+    ends = [{"status": "Pending"}, {"status": "InProgress"}, {"status": "Failed", "errorDetails": "why"}]
+    client.get_sampling_operation_result.side_effect = ends
+    runtime = SessionRuntime(client, "run", poll_s=0.0)
+    assert [await runtime.create("make") for _ in range(2)] == [False, True]
+    with pytest.raises(TrainingServiceError):
+        await runtime.create("make")
+    with pytest.raises(TrainingServiceError, match="operation o ended as Failed: why") as caught:
+        await runtime.sample({})
+    assert caught.value.code == "Failed"
+    runtime.close()
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (TrainingServiceError("no", code=INVALID), "invalid_request"),
+        (TrainingServiceError("no", code="Failed"), "upstream"),
+        (TrainingServiceError("the prompt is too long", code="Failed"), "context_overflow"),
+        (TrainingServiceError("the prompt is too long", code="Skipped"), "upstream"),
+        (TrainingServiceError("no", code="ThrottlingException"), "rate_limit"),
+        (ValueError("the prompt is too long"), "upstream"),
+    ],
+)
+def test_an_agent_learns_what_is_wrong_with_its_request_and_nothing_else(error: Exception, kind: str) -> None:
+    assert SageMakerService.for_agent(mock.Mock(), error).kind == kind
+
+
+@pytest.mark.parametrize(
+    ("limits", "kept", "reason", "stopped_by"),
+    [
+        ({}, "abcdef", "x", None),
+        ({"max_tokens": 5}, "abcde", "length", None),
+        ({"stop_token_ids": [ord("d"), ord("b")]}, "ab", "stop", None),
+        ({"stop": ["ef", "cd"]}, "abcd", "stop", "cd"),
+        ({"stop": ["f"]}, "abcdef", "stop", "f"),
+        ({"stop": ["a"]}, "a", "stop", "a"),
+    ],
+)
+def test_a_choice_ends_with_the_token_that_completes_a_stop(
+    limits: dict[str, Any], kept: str, reason: str, stopped_by: str | None
+) -> None:
+    piece = Piece(ids=[ord(c) for c in "abcdef"], logprobs=[-0.5] * 6, finish_reason="x")
+    asked = Asked(**{"prompt": [], "n": 1, "max_tokens": 6, **limits})
+    assert cut(piece, asked, lambda ids: "".join(map(chr, ids))) == 6 - len(kept)
+    ended = Piece(ids=[ord(c) for c in kept], logprobs=[-0.5] * len(kept), finish_reason=reason)
+    ended.stop_sequence = stopped_by
+    assert piece == ended
+    piece.logprobs = [-0.5]  # the turn is invalid, and stays invalid
+    assert cut(piece, Asked(prompt=[], n=1, max_tokens=1), chr) == 0
 
 
 def test_the_installed_botocore_knows_the_service() -> None:

@@ -19,7 +19,7 @@ from agentcore_rl_toolkit.gateway.testing.engine import error_body
 from agentcore_rl_toolkit.messages.render import Renderer
 from scripted_engine import Fault, ScriptedEngine
 
-from ..asking import MODEL, Start, captured, claude, gpt, opened, status_of
+from ..asking import MODEL, Start, ask, captured, claude, gpt, opened, status_of
 
 USER: Any = [{"role": "user", "content": "What is 2 + 3?"}]
 PARAMETERS = {"type": "object", "properties": {"expression": {"type": "string"}}}
@@ -70,6 +70,15 @@ async def test_an_answer_that_does_not_fit_is_not_called_a_prompt_that_is_too_lo
             await other.messages.create(model="m", messages=USER, max_tokens=500)
         with pytest.raises(anthropic.BadRequestError, match="prompt is too long"):
             await other.messages.create(model="m", messages=[{"role": "user", "content": "hi " * 200}], max_tokens=5)
+
+
+async def test_an_answer_may_fill_the_window(engine: ScriptedEngine, rendered: Rendered) -> None:
+    session = await rendered(context_tokens=100)
+    status, reply = await ask(session)
+    room = 100 - json.loads(reply)["usage"]["prompt_tokens"]
+    assert (status, engine.calls[0].body["sampling_params"]["max_tokens"]) == (200, room)
+    assert [await status_of(session, max_tokens=room + more) for more in (0, 1)] == [200, 400]
+    assert [await status_of(await rendered(context_tokens=100 - room + more)) for more in (0, 1)] == [400, 200]
 
 
 async def test_an_agent_knows_an_engines_overflow_for_what_it_is(

@@ -151,13 +151,18 @@ async def test_what_is_no_http_is_refused_once(gateway: Gateway) -> None:
             assert await line.is_closed()
 
 
+COMPRESS: dict[str, Any] = {
+    **{"gzip": gzip.compress, "deflate": zlib.compress, "identity": bytes},
+    **{"br": brotli.compress, "zstd": zstandard.compress},
+}
+
+
 @pytest.mark.parametrize("encoding", ["gzip", "x-gzip", "GZIP", "deflate", "br", "zstd", "identity"])
 async def test_a_compressed_body_is_decompressed(
     engine: ScriptedEngine, gateway: Gateway, session: SessionHandle, encoding: str
 ) -> None:
-    own = {"deflate": zlib.compress, "identity": bytes, "br": brotli.compress, "zstd": zstandard.compress}
-    compressed = own.get(encoding, gzip.compress)
-    status, _, reply = await ask(gateway, post(session, compressed(BODY), f"content-encoding: {encoding}"))
+    compress = COMPRESS.get(encoding, gzip.compress)
+    status, _, reply = await ask(gateway, post(session, compress(BODY), f"content-encoding: {encoding}"))
     assert (status, engine.calls[0].body["messages"]) == (200, json.loads(BODY)["messages"]), reply
 
 
@@ -266,6 +271,14 @@ async def test_a_body_that_is_too_large_is_said_in_the_clients_own_words(
             assert caught.value.status_code == 413
     status, _, reply = await ask(gateway, post(session, b"", route="messages", length="200000"))
     assert (status, json.loads(reply)["error"]["type"]) == (413, "request_too_large")
+    for encoding in (None, "gzip", "deflate", "br", "zstd"):
+        compress = COMPRESS.get(encoding or "", bytes)
+        statuses = []
+        for more in (0, 1):
+            data = compress(BODY.ljust(100_000 + more))
+            headers = [f"content-encoding: {encoding}"] if encoding else []
+            statuses.append((await ask(gateway, post(session, data, *headers)))[0])
+        assert statuses == [200, 413], encoding
     chunked = b"10000\r\n" + b" " * 65536 + b"\r\n"
     status, _, _ = await ask(gateway, post(session, chunked * 2, "transfer-encoding: chunked"))
     assert status == 413

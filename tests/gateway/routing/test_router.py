@@ -265,6 +265,7 @@ async def test_a_server_that_is_added_again_goes_on_with_what_is_given_and_keeps
         assert (await bearer(engines[0], session))[0] == "Bearer KEY-C"
     [reply] = (await client.stats_async())["workers"]
     assert (reply["engine"], reply["draining"]) == ("vllm", False)
+    assert (reply["calls"], reply["failures"], reply["active_requests"]) == (6, 0, 1)
     running.cancel()
 
 

@@ -133,6 +133,7 @@ def test_a_session_that_is_opened_again_has_the_new_settings_and_a_closed_one_is
     sessions = Sessions(store, model_id="default")
     first = sessions.create("s", SessionSettings(max_turns=1))
     assert (first.number, first.settings.model_id, len(first.key)) == (store.next_session - 1, "default", 51)
+    assert (first.next_index, first.started_turns, first.turns, first.errors, first.refused) == (0, 0, 0, 0, 0)
     assert sessions.create("s", SessionSettings(max_turns=2, model_id="m")) is first
     assert (first.settings.max_turns, first.settings.model_id) == (2, "m")
     assert sessions.create("t", SessionSettings()).number == first.number + 1
