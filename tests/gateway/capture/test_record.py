@@ -81,6 +81,18 @@ def test_answers_that_the_session_never_sampled_are_counted_in_its_first_call() 
     assert [turn.unsampled for turn in expand([second, first]).turns] == [1, 0]  # in the order of their start
 
 
+def test_the_dialogue_of_calls_that_continue_each_other_is_that_of_the_last_and_others_are_appended() -> None:
+    calls = [record(name, place, logprobs=pack_logprobs([-0.5, -0.25])) for place, name in enumerate("abc")]
+    user = b'{"role":"user","content":"hello"}'
+    calls[1].messages = b"[%b]" % b",".join((user, b'{"role":"assistant","content":"edited"}', user))
+    texts = [message["content"] for message in expand(calls[:2]).dialogue]
+    assert texts == ["hello", "edited", "hello", "hi"]
+    calls[2].messages = b'[{"role":"user","content":"another"}]'
+    assert [message["content"] for message in expand(calls).dialogue] == [*texts, "another", "hi"]
+    calls[0].choices[0].message = b'"text"'
+    assert expand(calls[:1]).dialogue[1:] == [{"role": "assistant", "content": "text"}]
+
+
 def test_what_is_printed_of_a_session_does_not_grow_with_its_tokens() -> None:
     def printed(tokens: int) -> list[int]:
         large = record("a", 0, logprobs=pack_logprobs([-0.5, -0.25]))

@@ -152,10 +152,11 @@ def test_unusual_orders_of_roles_are_written(
 def test_ids_of_calls_have_the_form_that_the_model_was_trained_with(
     renderer_for: Callable[[str], Renderer], tools: list[dict[str, Any]]
 ) -> None:
-    history = [USER, CALLED, RESULT, {**CALLED, "tool_calls": [{**CALLED["tool_calls"][0], "id": "call_2"}]}]
-    history.append({**RESULT, "tool_call_id": "call_2"})
+    history = [USER, CALLED, RESULT, {**CALLED, "tool_calls": [{**CALLED["tool_calls"][0], "id": "call00002"}]}]
+    history.append({**RESULT, "tool_call_id": "call00002"})
     kimi = renderer_for("kimi").template.render(history, tools=tools)
     assert kimi.count("functions.look_up:0") == kimi.count("functions.look_up:1") == 2
     mistral = renderer_for("mistral").template.render(history, tools=tools)
     assert re.findall(r"\[CALL_ID\](\w{9})\[ARGS\]", mistral) == re.findall(r"\[TOOL_RESULTS\](\w{9})\[", mistral)
     assert "call_1" not in kimi + mistral
+    assert mistral.count("call00002") == 2  # it has nine letters and digits

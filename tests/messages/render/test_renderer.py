@@ -480,11 +480,13 @@ def test_reasoning_that_the_prompt_opened_is_read_as_reasoning(renderer_for) -> 
 def test_a_named_template_for_tools_is_used_when_there_are_some(tmp_path, model_dir, tools) -> None:
     for name in ("tokenizer.json", "generation_config.json"):
         (tmp_path / name).write_bytes((model_dir("hermes") / name).read_bytes())
-    templates = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tooled <tool_call>"}]
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": templates}))
-    template = ChatTemplate.from_path(tmp_path)
-    assert template.render([USER]) == "plain"
-    assert template.render([USER], tools=tools) == "tooled <tool_call>"
+    for names in (("tool_use", "default"), ("other", "tool_use")):  # without a default, the first is for other calls
+        sources = {"tool_use": "tooled <tool_call>{{ loud }}"}
+        templates = [{"name": name, "template": sources.get(name, "plain")} for name in names]
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": templates}))
+        template = ChatTemplate.from_path(tmp_path)
+        assert template.render([USER]) == "plain"
+        assert template.render([USER], tools=tools, options=template.options({"loud": "!"})) == "tooled <tool_call>!"
 
 
 def test_rendering_equals_what_transformers_gives(family, model_dir, renderer, tools) -> None:
