@@ -283,13 +283,17 @@ async def test_a_reply_that_is_too_large_fails_its_call(
     session = await opened(gateway)
     engine.tokens = 500
     async with gpt(session) as llm:
+        for size, why in ((20_000, "cannot be read"), (20_001, "larger than 20000 bytes")):
+            engine.faults.append(Fault(body=b"x" * size))
+            with pytest.raises(openai.APIError, match=why):
+                await llm.chat.completions.create(model="m", messages=USER)
         with pytest.raises(openai.APIError, match="larger than 20000 bytes"):  # noqa: PT012  (the stream is what raises)
             reply = await llm.chat.completions.create(model="m", messages=USER, stream=stream)
             if stream:
                 async for _ in reply:
                     pass
     capture = await captured(gateway, session)
-    assert (capture.turns, len(capture.errors)) == ([], 1)
+    assert (capture.turns, len(capture.errors)) == ([], 3)
 
 
 async def test_a_call_past_its_deadline_is_ended(engine: ScriptedEngine, start_gateway: Start) -> None:
