@@ -120,10 +120,12 @@ async def test_a_change_reaches_a_gateway_that_came_back_a_moment_ago(
 async def test_a_gateway_that_catches_up_slowly_ends_with_the_newest_change(gateway: Gateway) -> None:
     """The server of the test is down at first. Then it handles its first weight version after all others."""
     handled: list[int] = []
+    heads: list[bytes] = []
     first, released, up = asyncio.Event(), asyncio.Event(), False
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head, body = await asked_by(reader)
+        heads.append(head)
         if not up:
             return
         if head.startswith(b"POST /admin/weight_version"):
@@ -139,7 +141,9 @@ async def test_a_gateway_that_catches_up_slowly_ends_with_the_newest_change(gate
         client = GatewayClient([gateway.url, url])
         await client.set_weight_version_async(1)
         assert list(client.silent) == [url]
-        up = True
+        count, up = len(heads), True
+        assert list((await client.stats_async())["gateways"]) == [gateway.url]
+        assert len(heads) == count  # it is not asked again before it has rested
         returning = asyncio.ensure_future(client.away_async())
         await first.wait()
         await client.set_weight_version_async(2)

@@ -189,7 +189,7 @@ BFCL = {
 }
 REFUSED = [
     *(BFCL, "nothing", {"type": "object", "properties": {"x": {"type": "any"}}}, {"properties": {"x": {"enum": []}}}),
-    *({"anyOf": [{"$ref": "other.json#/Kind"}]}, {"items": {"$ref": "#/$defs/Row"}}, {"type": ["str", "null"]}),
+    *({"anyOf": [{"$ref": "other.json#/anyOf"}]}, {"items": {"$ref": "#/$defs/Row"}}, {"type": ["str", "null"]}),
     *({"type": "object", "required": None}, {"properties": {"x": {"type": "string", "enum": None}}}),
 ]
 ROW = {"type": "object", "properties": {"n": {"anyOf": [{"type": "integer"}, {"type": "null"}], "default": None}}}

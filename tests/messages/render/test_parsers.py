@@ -128,7 +128,7 @@ CASES: list[tuple[str, str, str, dict[str, Any]]] = [
     ),
     ("hermes", "JSON that is no call", '{"name": "Bob"}', expect('{"name": "Bob"}')),
     ("hermes", "a closing mark alone", "x</tool_call>", expect("x</tool_call>", status="unparsed")),
-    ("hermes", "reasoning that never ends", "<think>on and on", expect(reasoning="on and on")),
+    ("hermes", "reasoning that never ends", "<think>on and on \n", expect(reasoning="on and on")),
     (
         "hermes",
         "a call inside reasoning that never ends",
@@ -213,6 +213,12 @@ CASES: list[tuple[str, str, str, dict[str, Any]]] = [
         '[look_up(query="7", limit="7", deep="true")]',
         expect(status="parsed", calls=[("look_up", {"query": "7", "limit": 7, "deep": True})]),
     ),
+    (
+        "llama",
+        "a list of calls",
+        '[{"name": "look_up", "parameters": {"query": "x"}}, {"name": "now", "parameters": {}}]',
+        expect(status="parsed", calls=[X, ("now", {})]),
+    ),
     ("llama", "JSON as an answer", '{"answer": 42}', expect('{"answer": 42}')),
     ("llama", "a list as an answer", "[1, 2, 3]", expect("[1, 2, 3]")),
     (
@@ -249,6 +255,7 @@ CASES: list[tuple[str, str, str, dict[str, Any]]] = [
         "See." + DS.format('function<｜tool▁sep｜>look_up\n```json\n{"query": "x"}\n```'),
         expect("See.", status="parsed", calls=[X]),
     ),
+    ("deepseek", "V3: an empty fence", DS.format("function<｜tool▁sep｜>now\n``````"), expect("", "", "parsed", [("now", {})])),
     ("deepseek", "V3.1: bare", DS.format('look_up<｜tool▁sep｜>{"query": "x"}'), expect(status="parsed", calls=[X])),
     (
         "deepseek",
@@ -396,6 +403,12 @@ CASES: list[tuple[str, str, str, dict[str, Any]]] = [
         '<|tool_call>call:look_up{text:<|"|>null<|"|>,code:<|"|>12345<|"|>,any:<|"|>1e5<|"|>,limit:<|"|>5<|"|>}<tool_call|>',
         expect(status="parsed", calls=[("look_up", {"text": "null", "code": "12345", "any": "1e5", "limit": 5})]),
     ),
+    (
+        "gemma",
+        "None is a value, unless the schema takes strings",
+        "<|tool_call>call:look_up{other:None,query:None}<tool_call|>",
+        expect(status="parsed", calls=[("look_up", {"other": None, "query": "None"})]),
+    ),
     ("gemma", "a call that is cut", "<|tool_call>call:now{", expect("<|tool_call>call:now{", status="unparsed")),
     (
         "kimi",
@@ -451,6 +464,12 @@ CASES: list[tuple[str, str, str, dict[str, Any]]] = [
             status="parsed",
             calls=[("look_up", {"query": 'it\'s "x"\ny', "limit": 3, "deep": True, "tags": ["a", "b"]}), ("now", {})],
         ),
+    ),
+    (
+        "lfm",
+        "escapes of a string, and backslashes that are none",
+        r"<|tool_call_start|>[look_up(query='\x41\u00e9\U0001F600\101\7\t\q\x \u1 \\\'')]<|tool_call_end|>",
+        expect(status="parsed", calls=[("look_up", {"query": "Aé😀A\x07\t\\q\\x \\u1 \\'"})]),
     ),
     (
         "lfm",

@@ -104,6 +104,10 @@ def test_blocks_of_an_assistant() -> None:
     assert asked.left_out == {"redactedContent": 1, "citations": 1}
 
 
+def test_a_member_that_is_null_is_absent() -> None:
+    assert parse({"role": "user", "content": [{"text": "a", "image": None}]}).messages[0]["content"] == "a"
+
+
 def test_blocks_of_a_user_and_of_tool_results() -> None:
     result = {"toolUseId": "1", "content": [{"json": [1]}, {"searchResult": {}}], "status": "error"}
     guarded = {"guardContent": {"text": {"text": "g"}}}

@@ -212,7 +212,7 @@ class MarkerParser(OutputParser):
         deltas = self._run(final=True)
         if self._state == "call":
             deltas += self._close_block(self._held.take(), closed=False)
-        if self._blank and self._state == "content":
+        if self._state == "content":
             # Blanks at the very end were sampled as part of the answer, unless a call came before them.
             if not self._calls:
                 deltas += self._say("".join(self._blank))
