@@ -40,7 +40,7 @@ from agentcore_rl_toolkit.runs import (
 )
 from agentcore_rl_toolkit.runs.demonstrations import write_rows
 from agentcore_rl_toolkit.runs.folder import METRICS, ROLLOUTS, append_event, read_metrics, status
-from agentcore_rl_toolkit.runs.frames import rollout_rows
+from agentcore_rl_toolkit.runs.frames import message_rows, rollout_rows, step_rows
 from agentcore_rl_toolkit.runs.tables import Tables
 
 
@@ -618,6 +618,22 @@ def test_a_run_without_rollouts_has_tables_without_rows(tmp_path: Path) -> None:
     assert list(pandas.concat([rollouts_df(tmp_path)]).reward) == list(messages_df(tmp_path).text) == []
     assert write_rows([], tmp_path / "rows.parquet") == 0
     assert parquet.read_table(tmp_path / "rows.parquet").num_rows == 0
+    assert write_rows([{"a": 1}, {"a": Path("x")}], tmp_path / "rows.jsonl") == 2
+    assert (tmp_path / "rows.jsonl").read_text() == '{"a": 1}\n{"a": "x"}\n'
+
+
+def test_messages_and_steps_are_rows(run: Path) -> None:
+    with RunReader(run) as reader:
+        rows = list(message_rows(reader, Query(step=0)))
+        assert len(rows) == 12
+        assert [(row["rollout"], row["message"], row["role"], row["text"]) for row in rows[:4]] == [
+            (1, 0, "user", "question 0"),
+            (1, 1, "assistant", "calculator({})"),
+            (1, 2, "assistant", "100% of answer_0"),
+            (2, 0, "user", "question 1"),
+        ]
+        assert [(row["step"], row.get("event")) for row in step_rows(reader)][:2] == [(0, "step"), (1, None)]
+        assert len(list(message_rows(reader))) == 16 * 3
 
 
 def test_a_writer_that_ended_before_it_kept_a_rollout_is_no_earlier_version(tmp_path: Path) -> None:

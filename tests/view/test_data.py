@@ -154,12 +154,13 @@ def test_an_address_leads_to_the_same_run_whichever_was_written_last(
         assert next(iter(runs.folders().values())) == newest
 
 
-@pytest.mark.parametrize(("steps", "held", "steps_held"), [(2, 8, 2), (8, 16, 8), (40, 8, 4)])
+@pytest.mark.parametrize(("steps", "held", "steps_held"), [(1, 8, 1), (2, 8, 2), (16, 32, 16), (17, 8, 4)])
 def test_a_file_holds_every_step_but_of_a_very_long_run(tmp_path: Path, steps: int, held: int, steps_held: int) -> None:
     rollouts = [rollout(n, phase="train", step=n // 8, group=str(n // 2)) for n in range(8 * steps)]
     with RunReader(write(tmp_path / "run", *rollouts)) as run:
         ids, text = sample(run, 8)
         assert (len(ids), len({row["step"] for row in run.rows(ids)})) == (held, steps_held), text
+        assert text.startswith("This file holds all") == (held == 8 * steps)
 
 
 def test_the_run_before_is_the_last_that_was_written_earlier_whatever_the_order_of_the_arguments(

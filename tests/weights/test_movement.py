@@ -80,18 +80,18 @@ class Fixed:
 
     engine, url = "fixed", "http://fixed"
 
-    def __init__(self, model: Any) -> None:
-        self.model = model
-        self.sampled: list[tuple[int, int]] = []  # first token of the prompt, and seed
+    def __init__(self, model: Any, dtype: str | None = None) -> None:
+        self.model, self._dtype = model, dtype
+        self.sampled: list[tuple[int, ...]] = []  # first token of the prompt, answers, tokens of each, and seed
 
     def connect(self) -> Fixed:
         return self
 
     def dtype(self) -> str | None:
-        return None
+        return self._dtype
 
     def sample(self, prompt: list[int], *, n: int, max_tokens: int, seed: int) -> list[Sampled]:
-        self.sampled.append((prompt[0], seed))
+        self.sampled.append((prompt[0], n, max_tokens, seed))
         return [Sampled([], []), Sampled([7, 8], [-1.0, -1.0]), Sampled([9, 10], [-1.0, -1.0])]
 
     def logprobs(self, ids: list[int]) -> list[float]:
@@ -107,11 +107,13 @@ def test_a_proof_follows_the_first_prompt_of_the_policys_own_dialogues() -> None
         found.append(proof.check(model, [first, 21, 22], version, own=own))
         with torch.no_grad():
             model.lm_head.weight.add_(0.1 * torch.randn_like(model.lm_head.weight))
-    assert engine.sampled == [(20, 1), (40, 3)]
+    assert engine.sampled == [(20, 4, 32, 1), (40, 4, 32, 3)]
     assert (found, proof.proved) == ([None, True, True, True], 3)
     assert len(proof._logprobs(model)[0]) == (2 + 2) + 2, "those of the prompt are compared once"
-    proof = UpdateProof(Fixed(load_policy()[0]))  # type: ignore[arg-type]
+    engine = Fixed(load_policy()[0], "bfloat16")
+    proof = UpdateProof(engine)  # type: ignore[arg-type]
     assert proof.check(model, [60, 21], 4, own=True) is None
+    assert engine.sampled == [(60, 16, 64, 5)]
     with torch.no_grad():
         model.lm_head.weight.mul_(1.5)
     with pytest.raises(WeightsError, match=r"changed by .* of the trainer's change"):

@@ -24,6 +24,7 @@ def groups() -> list[Group]:
 def test_forked_rollouts_train_their_longest_sequence(groups: list[Group]) -> None:
     _, stats = to_trl(groups, num_generations=8, filler_id=7)
     assert stats.forked == sum(r.usable and r.trajectory.report.sequences > 1 for g in groups for r in g.rollouts) > 0
+    assert stats.dropped_sequences == sum(r.trajectory.report.sequences - 1 for g in groups for r in g.usable) > 0
     assert stats.dropped_tokens > 0
     assert stats.trained_tokens + stats.dropped_tokens == stats.sampled_tokens - unusable(groups)
 
@@ -34,6 +35,9 @@ def test_rows_that_are_too_long_are_masked(groups: list[Group]) -> None:
     assert any(rollout.mask_reason == "too_long" for group in groups for rollout in group.rollouts)
     lengths = zip(output["prompt_ids"], output["completion_ids"], strict=True)
     assert max(len(p) + len(c) for p, c in lengths) <= 30
+    names = ("prompt_ids", "completion_ids", "logprobs", "env_mask", REWARD_KEY)
+    masked = [k for k, sequence in enumerate(output[SEQUENCE_KEY]) if sequence is None]
+    assert {str([output[name][k] for name in names]) for k in masked} == {"[[7], [7], [None], [0], None]"}
     assert stats.trained_tokens + stats.dropped_tokens == stats.sampled_tokens - unusable(groups)
 
 

@@ -17,10 +17,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from agentcore_rl_toolkit.errors import PolicyError
 from agentcore_rl_toolkit.policy.batch import Generation
 from agentcore_rl_toolkit.policy.engine import Engine
 from agentcore_rl_toolkit.policy.sampling import SamplingParams
-from agentcore_rl_toolkit.policy.server.app import _Sampling, create_app
+from agentcore_rl_toolkit.policy.server.app import Completions, _read, _Sampling, create_app
 from serving import OURS, START_S, hosted, wait_for
 
 
@@ -107,13 +108,34 @@ def test_stop_strings_end_a_completion_and_penalties_have_no_effect(server: str,
             b'{"prompt": [1], "max_tokens": %s, "token_ids": [1], "sampling_params": {"max_tokens": %s}}' % (n, n)
             for n in (b"0", b"1e999", b"NaN", b'"1"')
         ),
-        b'{"prompt": [1], "temperature": -1, "token_ids": [1], "sampling_params": {"temperature": -1}}',
     ],
 )
 def test_bodies_that_no_engine_could_take_are_400(server: str, body: bytes) -> None:
     for path in ("/v1/completions", "/inference/v1/generate"):
         reply = httpx.post(server + path, content=body, timeout=30)
         assert (reply.status_code, reply.json()["error"]["type"]) == (400, "invalid_request_error")
+
+
+@pytest.mark.parametrize(
+    ("name", "accepted", "refused"),
+    [
+        ("temperature", [0], [-0.1]),
+        ("top_p", [0.01, 1], [0, 1.01]),
+        ("top_k", [-1, 2**31 - 1], [-2, 2**31]),
+        ("min_p", [0, 1], [-0.1, 1.1]),
+        ("max_tokens", [1], [0]),
+        ("stop", [["a"], []], [[""]]),
+        ("seed", [-(2**63), 2**63 - 1], [-(2**63) - 1, 2**63]),
+        ("prompt_logprobs", [0, None], [-1, 1]),
+        ("n", [1, 64], [0, 65]),
+    ],
+)
+def test_the_bounds_of_sampling_parameters_are_vllms(name: str, accepted: list[Any], refused: list[Any]) -> None:
+    for value in accepted:
+        _read(json.dumps({name: value}).encode(), Completions)
+    for value in refused:
+        with pytest.raises(PolicyError, match=rf"\$\.{name}"):
+            _read(json.dumps({name: value}).encode(), Completions)
 
 
 def test_weights_are_replaced_and_a_reply_that_spans_two_versions_names_both(
