@@ -76,6 +76,36 @@ def test_numbers_beyond_all_bounds_oppose_nothing(tmp_path: Path) -> None:
         assert diagnose(run) == []
 
 
+@pytest.mark.parametrize(("rollouts", "names"), [(20, ["opposed"]), (19, [])])
+def test_numbers_oppose_each_other_over_enough_rollouts(tmp_path: Path, rollouts: int, names: list[str]) -> None:
+    with RunWriter(tmp_path) as run:
+        for n in range(rollouts):
+            facts: dict[str, Any] = {"metrics": {"a": n % 3 == 0, "b": n % 3 == 1}, "reward": float(n % 3 < 2)}
+            run.rollout(Rollout(session_id=str(n), phase="train", step=0, group=str(n // 4), outcome="ok", **facts))
+    with RunReader(tmp_path) as reader:
+        assert [finding.name for finding in diagnose(reader)] == names
+
+
+@pytest.mark.parametrize(("unparsed", "cut", "names"), [(2, 4, ["unparsed", "cut"]), (1, 3, [])])
+def test_replies_that_are_cut_or_unparsed_are_a_cause_from_their_share_on(
+    tmp_path: Path, unparsed: int, cut: int, names: list[str]
+) -> None:
+    with RunWriter(tmp_path) as run:
+        for n in range(20):
+            call = {
+                "parse_status": "unparsed" if n < unparsed else "ok",
+                "finish_reason": "length" if n < cut else "stop",
+            }
+            facts: dict[str, Any] = {"calls": [call], "reward": float(n % 2), "score": float(n % 2)}
+            run.rollout(Rollout(session_id=str(n), phase="train", step=0, group=str(n // 4), outcome="ok", **facts))
+    with RunReader(tmp_path) as reader:
+        found = diagnose(reader)
+    assert [finding.name for finding in found] == names
+    for finding, count in zip(found, ("2 of 20 rollouts (10%)", "4 of 20 rollouts (20%)"), strict=False):
+        assert finding.text.startswith(f"{count} of the last step contain a")
+        assert finding.text.endswith(" Their mean reward is 0.50. That of the others is 0.50.")
+
+
 def test_one_token_far_from_its_sampler_does_not_make_updates_too_large(tmp_path: Path) -> None:
     for ratios, names in (([1.5] * 7 + [40.0], []), ([12.0] * 8, ["updates"])):
         folder = tmp_path / str(len(names))
@@ -102,24 +132,42 @@ def groups_of(folder: Path, *rewards: tuple[float | None, ...]) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("rewards", "kinds", "text"),
+    ("rewards", "kinds", "count", "equal", "more"),
     [
-        ([(-1, -1), (-1, -0.5)], (1, 1, 0), "In 4 of 8 groups of the last 4 steps, all rewards are equal"),
-        ([(5, 5), (2, 8)], (1, 0, 1), "In 4 of 8 groups of the last 4 steps, all rewards are equal"),
-        ([(0, 0), (-1, -1), (-1, 0)], (1, 2, 0), "In 8 of 12 groups of the last 4 steps, all rewards are 0 or less"),
-        ([(None, 1, 1, 1, 1, 1)], (0, 0, 1), "In all 4 groups of the last 4 steps, all rewards are 1 or more"),
+        (
+            [(-1, -1), (-1, -0.5)],
+            (1, 1, 0),
+            "4 of 8",
+            "equal",
+            " 4 of these groups have rewards of 0 or less, and 0 of 1 or more.",
+        ),
+        (
+            [(5, 5), (2, 8)],
+            (1, 0, 1),
+            "4 of 8",
+            "equal",
+            " 0 of these groups have rewards of 0 or less, and 4 of 1 or more.",
+        ),
+        ([(0, 0), (-1, -1), (-1, 0)], (1, 2, 0), "8 of 12", "0 or less", ""),
+        ([(None, 1, 1, 1, 1, 1)], (0, 0, 1), "all 4", "1 or more", ""),
     ],
     ids=["negative", "large", "different constants", "failures"],
 )
 def test_a_group_teaches_if_the_rewards_of_its_trained_rollouts_differ(
-    tmp_path: Path, rewards: list[tuple[float | None, ...]], kinds: tuple[int, int, int], text: str
+    tmp_path: Path,
+    rewards: list[tuple[float | None, ...]],
+    kinds: tuple[int, int, int],
+    count: str,
+    equal: str,
+    more: str,
 ) -> None:
     with RunReader(groups_of(tmp_path, *rewards)) as run:
         step = run.steps()[0]
         assert (step["groups_differ"], step["groups_failed"], step["groups_solved"]) == kinds
         assert sum(kinds) <= step["groups"]
         [finding] = diagnose(run)
-        assert finding.text.startswith(text)
+        text = f"In {count} groups of the last 4 steps, all rewards are {equal}, so these groups teach nothing.{more}"
+        assert finding.text == text
 
 
 def test_a_group_that_differs_only_by_rollouts_that_are_left_out_teaches_nothing(tmp_path: Path) -> None:
@@ -196,7 +244,7 @@ def test_held_out_rewards_of_each_trainer_are_compared_unless_chance_explains_th
 
 
 def test_few_usable_rollouts_are_a_cause(tmp_path: Path) -> None:
-    for usable, names in ((6, ["not_usable"]), (60, [])):
+    for usable, names in ((9, ["not_usable"]), (10, [])):
         with RunWriter(folder := tmp_path / str(usable)) as run:
             for n in range(100):
                 facts: dict[str, Any] = {"mask_reason": None if n < usable else "stale", "reward": float(n % 2)}
@@ -209,13 +257,13 @@ def test_few_usable_rollouts_are_a_cause(tmp_path: Path) -> None:
             findings = diagnose(reader)
         assert [finding.name for finding in findings] == names
         for finding in findings:
-            assert finding.text == "Only 6 of the 100 rollouts of the last step can be used for training."
+            assert finding.text == "Only 9 of the 100 rollouts of the last step can be used for training."
 
 
 def test_an_error_of_two_outcomes_leads_to_the_rollouts_that_its_sentence_counts(tmp_path: Path) -> None:
     with RunWriter(tmp_path) as run:
-        for n in range(40):
-            outcome = "timeout" if n < 12 else "agent_error" if n < 20 else "ok"
+        for n in range(80):  # a quarter fails, and half of these with one outcome
+            outcome = "timeout" if n < 10 else "agent_error" if n < 20 else "ok"
             error = None if outcome == "ok" else "TimeoutError: 30 s"
             facts: dict[str, Any] = {
                 "outcome": outcome,
@@ -226,8 +274,8 @@ def test_an_error_of_two_outcomes_leads_to_the_rollouts_that_its_sentence_counts
             run.rollout(Rollout(session_id=str(n), phase="train", step=0, group=str(n // 4), **facts))
     with RunReader(tmp_path) as reader:
         [finding] = [finding for finding in diagnose(reader) if finding.name == "one_error"]
-        assert ", 12 of them with 'TimeoutError: 30 s'." in finding.text
-        assert reader.count(Query(**finding.query)) == 12
+        assert "20 of 80 rollouts of the last step failed, 10 of them with 'TimeoutError: 30 s'." in finding.text
+        assert reader.count(Query(**finding.query)) == 10
 
 
 @pytest.mark.parametrize(

@@ -262,6 +262,7 @@ async def test_a_resumed_run_counts_the_rollouts_of_its_steps_and_evaluations(
     how = settings(steps=4, eval_every=every)
     _, events, _ = await run(trained_as(recorded_episodes()), how, tmp_path, held_out=[{}, {}], resumed=resumed)
     assert of(events, "begins") == [{"steps_done": done, "rollouts_done": rollouts}]
+    assert {"phase": "training", "total": 32 * (4 - done)} in of(events, "rollouts_started")
 
 
 async def test_a_run_is_not_continued_to_fewer_steps_than_it_has_done(tmp_path: Path) -> None:
@@ -354,6 +355,7 @@ async def test_the_rate_of_sampling_counts_the_time_in_which_rollouts_ran(tmp_pa
         _, events, _ = await run(trained_as(recorded_episodes()), how, tmp_path)
         for facts in of(events, "step"):
             ran_s = facts["sampled_tokens"] / facts["sampled_tokens_per_s"]
+            assert facts["waiting"] == pytest.approx(facts["rollout_s"] / (facts["rollout_s"] + facts["train_s"]))
             if staleness:  # also between two steps
                 assert ran_s >= facts["rollout_s"] + facts["train_s"] - 1e-6
             else:
