@@ -93,6 +93,46 @@ def test_a_damaged_run_says_so_and_keeps_no_other_from_the_list(client: TestClie
     assert "malformed" in client.get("/api/runs/damaged").json()["error"]["message"]
 
 
+def test_a_tool_has_the_mean_reward_of_rollouts_with_and_without_it() -> None:
+    names = ("calls", "errors", "seconds", "rollouts", "score", "scored")
+    each = [{"a": (3, 1, 0.5, 2, 1.5, 2)}, {"a": (1, 0, None, 1, 0.0, 0), "b": (1, 0, 1.0, 1, 1.0, 1)}, {}]
+    counts = zip(((3, 2.0), (2, 1.5), (0, None)), each, strict=True)
+    found = data.tools(
+        [
+            {
+                "scored": scored,
+                "score": score,
+                "tools": {tool: dict(zip(names, of, strict=True)) for tool, of in tools.items()},
+            }
+            for (scored, score), tools in counts
+        ]
+    )
+    a = {"name": "a", "calls": 4, "errors": 1, "seconds": 0.5, "rollouts": 3, "reward_with": 0.75}
+    b = {
+        "name": "b",
+        "calls": 1,
+        "errors": 0,
+        "seconds": 1.0,
+        "rollouts": 1,
+        "reward_with": 1.0,
+        "reward_without": 0.625,
+    }
+    assert found == [{**a, "reward_without": pytest.approx(2 / 3)}, b]
+    unscored = {"scored": 0, "score": None, "tools": {"c": dict(zip(names, (1, 0, None, 2, None, 0), strict=True))}}
+    assert [data.tools([unscored])[0][name] for name in ("seconds", "reward_with", "reward_without")] == [None] * 3
+
+
+def test_the_end_of_the_last_log_is_shown(tmp_path: Path) -> None:
+    assert data.log_tail(tmp_path) is None
+    (tmp_path / "logs").mkdir()
+    for age, (name, text, shown) in enumerate(
+        (("old.log", "ab", "ab"), ("logs/new.log", "abcd" + "x" * 3998, "cd" + "x" * 3998))
+    ):
+        (tmp_path / name).write_text(text)
+        os.utime(tmp_path / name, (1000 + age, 1000 + age))
+        assert data.log_tail(tmp_path) == {"name": Path(name).name, "text": shown}
+
+
 def test_every_bar_of_a_histogram_leads_to_its_rollouts(tmp_path: Path) -> None:
     rollouts = [rollout(n, reward=n / 40, score=n / 40) for n in range(41)]
     failed = rollout(99, outcome="agent_error", reward=None, score=0.0)
