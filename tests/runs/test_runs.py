@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import functools
+import json
 import math
 import os
 import signal
@@ -39,7 +40,15 @@ from agentcore_rl_toolkit.runs import (
     writer,
 )
 from agentcore_rl_toolkit.runs.demonstrations import write_rows
-from agentcore_rl_toolkit.runs.folder import METRICS, ROLLOUTS, append_event, read_metrics, status
+from agentcore_rl_toolkit.runs.folder import (
+    METRICS,
+    ROLLOUTS,
+    append_event,
+    make_folder,
+    read_metrics,
+    status,
+    write_config,
+)
 from agentcore_rl_toolkit.runs.frames import message_rows, rollout_rows, step_rows
 from agentcore_rl_toolkit.runs.tables import Tables
 
@@ -484,6 +493,7 @@ def test_rows_have_a_column_for_every_number_also_of_later_rollouts(tmp_path: Pa
 def test_a_lock_keeps_others_out_until_it_ends_and_waits_for_those_that_only_look(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    (tmp_path / "run.lock").write_text("7 on a machine that was switched off\n")
     with locked(tmp_path):
         with pytest.raises(ConfigError, match=f"process {os.getpid()} on"), locked(tmp_path):
             pass
@@ -525,6 +535,22 @@ def test_a_run_that_cannot_be_continued_stays_as_it_was(tmp_path: Path) -> None:
     assert status(tmp_path) == "failed: the judge refuses its key"
 
 
+@pytest.mark.parametrize(
+    ("done", "planned", "said"),
+    [(3, 3, "finished"), (2, 3, "stopped at 2 of 3"), (None, 3, "finished"), (2, None, "finished")],
+)
+def test_a_run_with_fewer_steps_than_planned_was_stopped(
+    tmp_path: Path, done: int | None, planned: int | None, said: str
+) -> None:
+    (tmp_path / "summary.json").write_text(json.dumps({"steps": done}))
+    write_config(tmp_path, {"steps": planned})
+    assert status(tmp_path) == said
+
+
+def test_folders_of_one_name_are_numbered(tmp_path: Path) -> None:
+    assert [make_folder(tmp_path / "runs", "a").name for _ in range(3)] == ["a", "a-2", "a-3"]
+
+
 def test_runs_are_found_newest_first(tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for age, name in enumerate(("old", "new")):
         folder = tmp_path / "runs" / name
@@ -545,7 +571,7 @@ def test_runs_are_found_newest_first(tmp_path: Path, run: Path, monkeypatch: pyt
 
 def test_another_format_is_refused_with_what_to_do(tmp_path: Path) -> None:
     RunWriter(tmp_path).close()
-    for version, what in ((99, "update the toolkit"), (1, "from an earlier version")):
+    for version, what in ((4, "update the toolkit"), (2, "from an earlier version")):
         with sqlite3.connect(tmp_path / ROLLOUTS) as database:
             database.execute(f"PRAGMA user_version={version}")
         database.close()
