@@ -131,7 +131,9 @@ async def test_what_a_judge_is_shown_is_bounded_and_stays_in_its_attempt(
     await judge_group({"prompt": "p", "api_key": "hidden"}, [said("x" * 9000), said(forged)], settings, {})
     text = server.calls[0][1]["messages"][-1]["content"]
     assert len(text) < 4500
-    assert "characters are left out" in text
+    longest = max((attempt["dialogue"] for attempt in shown(server.calls[0][1])["attempts"]), key=len)
+    assert longest == "assistant: " + "x" * 489 + "\n[... 8011 characters are left out ...]\n" + "x" * 500
+    assert llm_judge.cut("ab", 2) == "ab"
     assert "hidden" not in text
     assert sorted(a["id"] for a in shown(server.calls[0][1])["attempts"]) == ["1", "2"]
 
@@ -264,6 +266,7 @@ async def test_a_url_that_refuses_masks_the_group(judge: Any) -> None:
         ({"judge_url": "https://host/v1?key=k"}, "a key goes into AGENTCORE_RL_JUDGE_KEY"),
         ({"credit": "turn"}, "a judge gives one reward per rollout"),
         ({"judge_weight": 0.0}, "judge_weight. must be greater than 0"),
+        ({"judge_weight": 1.1}, "judge_weight. must be less than or equal to 1"),
         ({"judge_price": (1.0,)}, "judge_price must be two numbers"),
     ],
 )

@@ -106,6 +106,16 @@ def test_a_rollout_is_sent_as_it_ends_and_its_trace_is_that_of_its_session(sent:
     assert (failed.status.code, failed.status.message) == (2, "ValueError: no lamp")
 
 
+def test_unknown_times_follow_from_the_calls_and_the_stages() -> None:
+    whole = {span.name: (span.start_s, span.end_s) for span in spans_of(vars(rollout(elapsed_s=5.0)))}
+    stages = {"stage queue": (100.0, 100.25), "stage start": (100.25, 100.5), "stage run": (100.5, 103.0)}
+    assert whole["invoke_agent"] == (98.0, 103.0)
+    assert {name: times for name, times in whole.items() if name.startswith("stage")} == stages
+    root = next(spans_of(vars(rollout(elapsed_s=None, ended_s=None))))
+    assert (root.start_s, root.end_s) == (99.5, 102.5)
+    assert list(spans_of(vars(rollout(calls=[], ended_s=None)))) == []
+
+
 def test_two_calls_of_one_tool_are_two_spans() -> None:
     asked = {"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "calculator"}}]}
     calls = [{"turn_id": f"t{i}", "started_s": 100.0 + i, "finished_s": 100.5 + i} for i in range(3)]

@@ -105,6 +105,22 @@ def test_a_sample_has_max_tokens_or_fills_the_context(model: LocalModel) -> None
     assert ended.finish_reason == "stop", "by the policy itself"
     assert tokens(max_tokens=2) == 2
     assert tokens() == tokens(max_tokens=10**6) == 20
+    long = (PROMPT * context)[: context - 1]
+    assert tokens() == 1
+    long.append(300)
+    with pytest.raises(ConfigError, match=f"maximum context length is {context}"):
+        tokens()
+
+
+def test_each_sample_of_a_seed_has_its_own(model: LocalModel) -> None:
+    def samples(n: int, seed: int, **params: object) -> list[list[int]]:
+        found = model.sample(None, PROMPT, n, {"seed": seed, "stop": [], "max_tokens": 8, **params})
+        return [generation.token_ids for generation in found]
+
+    first, second = samples(2, 1)
+    assert first != second
+    assert [second] == samples(1, 2)
+    assert samples(1, 1, top_k=1) == samples(1, 2, top_k=1)
 
 
 def test_later_steps_do_not_change_a_saved_state(model: LocalModel) -> None:
