@@ -233,6 +233,17 @@ def test_a_file_is_loaded_with_its_neighbors_and_leaves_no_bytecode(tmp_path: Pa
     assert [path.name for path in scorer_files(f"{tmp_path}/score.py:mark")] == ["score.py", "score.cpython-311.pyc"]
 
 
+def test_a_scorer_in_a_package_imports_as_an_agent_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [*sys.path])
+    (package := tmp_path / "src" / "scored_shop").mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "points.py").write_text("MOST = 3\n")
+    (package / "score.py").write_text("import scored_shop.points\nfrom .points import MOST\n\ndef score(*given): ...\n")
+    assert scorer_at(f"{package}/score.py").file == package / "score.py"
+    assert scorer_at("scored_shop.score").file == package / "score.py"
+
+
 def test_a_file_is_loaded_once_whatever_its_deadline(tmp_path: Path) -> None:
     (tmp_path / "score.py").write_text(
         "from pathlib import Path\n\nwith Path(__file__).with_name('loads').open('a') as f:\n    f.write('x')\n\n"

@@ -20,6 +20,7 @@ from typing import Any
 from .._portal import Portal
 from ..contract import ANSWER_FIELD, REFERENCE_FIELD, is_finite, short
 from ..errors import ConfigError, ScorerError, text_of
+from ..isolation.project import Project
 
 SCORE_TIMEOUT_S = 120.0
 _portal = Portal("scorer")  # the loop of all async scorers, so that their clients keep their connections
@@ -160,18 +161,16 @@ def scorer_at(spec: str, timeout_s: float = SCORE_TIMEOUT_S) -> Scorer:
 
 @functools.cache
 def _module_at(place: str) -> types.ModuleType:
-    """Import a file or module. Write no bytecode, which sessions could read, and send prints to stderr."""
-    folder, before = str(Path.cwd()), sys.dont_write_bytecode
-    if "" not in sys.path and folder not in sys.path:
-        sys.path.insert(0, folder)
+    """Import a file or module as an agent's. Write no bytecode, which sessions could read, and send prints to stderr."""
+    project, before = Project.of(Path.cwd() / place), sys.dont_write_bytecode
+    sys.path[:0] = [folder for folder in (*project.import_paths, str(Path.cwd())) if folder not in sys.path]
     sys.dont_write_bytecode = True
     try:
         with contextlib.redirect_stdout(sys.stderr):
             if not place.endswith(".py"):
                 return importlib.import_module(place)
             module = types.ModuleType(f"agentcore_rl_scorer_{Path(place).stem}")
-            module.__file__ = place
-            sys.path.insert(0, str(Path(place).parent))
+            module.__file__, module.__package__ = place, project.package
             sys.modules[module.__name__] = module
             exec(compile(Path(place).read_bytes(), place, "exec"), module.__dict__)
             return module
