@@ -214,6 +214,7 @@ async def test_a_rollout_without_a_score_is_masked_and_has_the_scorer_as_its_cau
     done = await with_score(rollout(reward=0.5), ROW, scorer(lambda *given: 1 / 0))
     assert (done.reward, done.score, done.mask_reason, done.cause) == (None, None, "scorer", Cause.SCORER)
     assert "ZeroDivisionError" in str(done.reason)
+    assert "lambda *given: 1 / 0" in str(done.traceback)
     failed = rollout(outcome=Outcome.AGENT_ERROR, cause=Cause.POLICY, reward=0.0)
     assert await with_score(failed, ROW, scorer(lambda *given: 1 / 0)) is failed
 

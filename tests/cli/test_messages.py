@@ -14,12 +14,13 @@ import pytest
 from rich.console import Console
 
 from agentcore_rl_toolkit.app.causes import elsewhere
+from agentcore_rl_toolkit.backends.collection.groups import CollectedRollout
 from agentcore_rl_toolkit.cli import main
 from agentcore_rl_toolkit.cli.output.failures import Failure, explain
 from agentcore_rl_toolkit.cli.training.display import Display
 from agentcore_rl_toolkit.client.transport import parse_reply
-from agentcore_rl_toolkit.contract import Cause
-from agentcore_rl_toolkit.errors import InvalidResultError
+from agentcore_rl_toolkit.contract import Cause, Outcome
+from agentcore_rl_toolkit.errors import InvalidResultError, ScorerError
 from agentcore_rl_toolkit.isolation.hints import hint
 
 from ..conftest import CommandLine
@@ -65,7 +66,11 @@ def test_failed_rows_are_explained_by_their_most_frequent_error_and_its_line() -
             for failure in failures + [None] * 4:
                 display.rollout(Cause.AGENT if failure else None, None, 1, failure=failure)
             display.step({"step": step, **facts})
+        scored: dict[str, Any] = {"outcome": Outcome.OK, "cause": Cause.SCORER, "error": ScorerError("score.py raised")}
+        display.observe("rollout", {"rollout": CollectedRollout(session_id="s", input_id="i", index=0, **scored)})
+        display.step({"step": 2, **facts})
     assert out.getvalue().count("note: " + said) == 1
+    assert "note: 1 of 1 rollouts failed; 1 of them: score.py raised\n" in out.getvalue()
 
 
 def test_an_entrypoint_of_the_plain_app_is_named() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from agentcore_rl_toolkit.runs import Query, Rollout, RunReader, RunWriter, diagnose
+from agentcore_rl_toolkit.runs.diagnosis import ADVICE
 from runs_that_cannot_learn import SENTENCES, STEPS, write
 
 GROUPS_OR_NUMBERS = ("all_fail", "all_pass", "no_spread", "opposed")  # their sentences count no rollouts
@@ -53,14 +54,16 @@ def test_a_trainer_that_waits_a_few_seconds_per_step_is_no_cause(
         assert [finding.name for finding in diagnose(run)] == names
 
 
-def test_all_failures_count_however_many_different_errors_there_are(tmp_path: Path) -> None:
-    facts: dict[str, Any] = {"phase": "train", "outcome": "agent_error", "cause": "agent", "score": 0.0}
+@pytest.mark.parametrize(("outcome", "cause"), [("agent_error", "agent"), ("ok", "scorer")])
+def test_all_failures_count_however_many_different_errors_there_are(tmp_path: Path, outcome: str, cause: str) -> None:
+    facts: dict[str, Any] = {"phase": "train", "outcome": outcome, "cause": cause}
     with RunWriter(tmp_path) as run:
         for n in range(400):
             run.rollout(Rollout(session_id=str(n), step=n // 100, group=str(n // 4), error=f"KeyError: {n}", **facts))
     with RunReader(tmp_path) as run:
-        text = diagnose(run)[0].text
-    assert text == "400 of 400 rollouts of the last 4 steps failed, for 100 or more different reasons."
+        finding = diagnose(run)[0]
+    assert finding.text == "400 of 400 rollouts of the last 4 steps failed, for 100 or more different reasons."
+    assert finding.advice == ADVICE[cause]
 
 
 def test_numbers_beyond_all_bounds_oppose_nothing(tmp_path: Path) -> None:

@@ -39,6 +39,7 @@ ROSE = 0.1  # a rise of the reward in training that an evaluation should show a 
 ADVICE = {
     "agent": "Open one of these rollouts, read its traceback, and repair the agent. Test it with `agentcore-rl invoke`.",
     "infrastructure": "`agentcore-rl doctor [--aws]` tests the services. `runs show --in-flight` lists what rollouts wait for.",
+    "scorer": "Read the traceback of one of these rollouts, repair the scorer, and test it with `agentcore-rl eval`.",
     "policy": "The policy failed these rollouts, for example at a limit of tokens or turns. Raise that limit, or reward rollouts "
     "that stay within it.",
     "not_usable": "A usable rollout ended ok or was failed by the policy, has a reward, is not too old, and was sampled through "
@@ -135,7 +136,7 @@ def _failures(window: _Window) -> Iterator[Finding]:
     if errors and failed >= FAILED * total:
         first = errors[0]
         text = f"{failed} of {total} rollouts of {window.name} failed"
-        advice = first["cause"] if first["cause"] in ("agent", "infrastructure") else "policy"
+        advice = first["cause"] or "policy"
         if first["rollouts"] >= failed / 2:
             text += f", {first['rollouts']} of them with {first['error'] or first['outcome']!r}."
             which = {"error": first["shape"], "outcome": first["outcome"]}

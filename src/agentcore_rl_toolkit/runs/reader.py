@@ -63,7 +63,7 @@ class Query:
     tokens_to: int | None = _where("sampled_tokens <= :tokens_to")
     usable: bool | None = _where("(mask_reason IS NULL) = :usable")
     gradient: bool | None = _where("(mask_reason IS NULL AND COALESCE(gradient_tokens, 0) > 0) = :gradient")
-    failed: bool | None = _where("(outcome != 'ok') = :failed")
+    failed: bool | None = _where("(outcome != 'ok' OR cause IS NOT NULL) = :failed")
     cut: bool | None = _where("(COALESCE(cut_calls, 0) > 0) = :cut")
     unparsed: bool | None = _where("(COALESCE(unparsed_calls, 0) > 0) = :unparsed")
     sort: str = "id"

@@ -8,6 +8,7 @@ and it is fresh enough. Everything else is masked, with a reason, and never beco
 from __future__ import annotations
 
 import math
+import traceback
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -165,7 +166,9 @@ class CollectedRollout:
 
     @property
     def traceback(self) -> str | None:
-        """The agent's traceback, from its record or from the error."""
+        """The agent's traceback, from its record or from the error, or the scorer's."""
+        if self.cause is Cause.SCORER and self.error is not None and self.error.__cause__ is not None:
+            return "".join(traceback.format_exception(self.error.__cause__))
         found = (self.record or {}).get("traceback") or getattr(self.error, "agent_traceback", None)
         return str(found) if found else None
 

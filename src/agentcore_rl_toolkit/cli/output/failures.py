@@ -29,10 +29,11 @@ class Failure:
             for path, line, code in _FRAME.findall(traceback or "")
             if not any(text in path for text in _NOT_THEIRS)
         ]
+        reason = str(error) if outcome == "ok" else f"{outcome}: {error}"  # without a reward
         if not frames:
-            return cls(f"{outcome}: {error}")
+            return cls(reason)
         path, line, code = frames[-1]
-        return cls(f"{outcome}: {error}", f"{nearby(Path(path))}, line {line}: {code}")
+        return cls(reason, f"{nearby(Path(path))}, line {line}: {code}")
 
 
 def explain(failures: list[Failure], total: int) -> str:

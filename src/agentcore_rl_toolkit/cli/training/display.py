@@ -116,7 +116,7 @@ class Display:
             case "rollout":
                 rollout = facts["rollout"]
                 tokens = rollout.trajectory.report.sampled_tokens if rollout.trajectory is not None else 0
-                failed = rollout.cause in (Cause.AGENT, Cause.INFRASTRUCTURE)
+                failed = rollout.cause not in (None, Cause.POLICY)
                 failure = Failure.of(rollout.outcome, rollout.reason, rollout.traceback) if failed else None
                 self.rollout(rollout.cause, rollout.score, tokens, failure)
             case "step":
@@ -125,7 +125,7 @@ class Display:
                 self.evaluated(facts)
 
     def rollout(self, cause: str | None, score: float | None, tokens: int, failure: Failure | None = None) -> None:
-        """Count a rollout that has ended. ``failure`` is the reason if the agent or the infrastructure failed."""
+        """Count a rollout that has ended. ``failure`` is the reason, except for failures of the policy."""
         self._ended.append(failure)
         self._done += 1
         self._tokens += tokens

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import traceback
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -82,27 +81,25 @@ def evaluation_config(**settings: Any) -> CollectConfig:
 
 def item_of(rollout: CollectedRollout, index: int, config: CollectConfig) -> BatchItem:
     """Return a rollout as an item of results. A scorer's or judge's reward replaces the agent's in its record."""
-    record, trace, error = rollout.record, rollout.traceback, rollout.error
+    record = rollout.record
     if rollout.outcome is Outcome.OK and record is not None and (config.score or config.judge):
         detail = rollout.reward_detail
         record = _rewarded(record, rollout.reward, {} if detail is None else detail.metrics)
         if rollout.judge_score is not None:
             record["judge"] = rollout.judge_score.reason
-    if rollout.cause is Cause.SCORER and error is not None and error.__cause__ is not None:
-        trace = "".join(traceback.format_exception(error.__cause__))
     return BatchItem(
         success=rollout.outcome is Outcome.OK,
         result=None if record is None else dict(record),
         error=rollout.reason,
         index=index,
         elapsed=rollout.elapsed_s,
-        exception=error,
+        exception=rollout.error,
         outcome=rollout.outcome,
         input_id=rollout.input_id,
         session_id=rollout.session_id,
         attempt=rollout.attempt or 1,
         stages=rollout.stages,
-        traceback=trace,
+        traceback=rollout.traceback,
         cause=rollout.cause,
         failure=rollout.failure,
     )

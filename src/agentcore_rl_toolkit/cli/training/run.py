@@ -220,7 +220,7 @@ def print_end(console: Console, report: Report, summary: dict[str, Any]) -> None
     from rich.markup import escape
     from rich.table import Table
 
-    from .display import share, share_of, token_counts
+    from .display import failures, share, share_of, token_counts
 
     for when, rollout in report.example(summary["config"]["seed"]):
         console.print(f"\n[bold]A random input whose reward changed, {when} training[/] (reward {rollout['score']:g})")
@@ -245,9 +245,7 @@ def print_end(console: Console, report: Report, summary: dict[str, Any]) -> None
     gap = summary["logprob_gap_max"]
     differ = "" if gap is None else f"; sampled and recomputed logprobs differ by at most {gap:.1e}"
     lines = [
-        f"{summary['rollouts']} rollouts, {summary['lost_rollouts']} lost, {summary['causes'].get('agent', 0)} failed by the "
-        f"agent, {summary['causes'].get('policy', 0)} by the policy; "
-        f"{token_counts(summary)}{differ}",
+        f"{summary['rollouts']} rollouts, failed: {failures(summary['causes']) or 'none'}; {token_counts(summary)}{differ}",
         f"Finished in {summary['wall_s']:.0f} s. See it: {program()} view {nearby(report.run_dir)}",
     ]
     if summary["steps_that_taught"] < summary["steps"]:
