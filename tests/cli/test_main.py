@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from agentcore_rl_toolkit._installation import install_command
+from agentcore_rl_toolkit._servers import process
 from agentcore_rl_toolkit.cli import main
 from agentcore_rl_toolkit.cli.main import cli
 from agentcore_rl_toolkit.errors import ConfigError, LocalRuntimeError
@@ -89,4 +90,7 @@ def test_ctrl_c_ends_any_command_with_130(monkeypatch: pytest.MonkeyPatch, comma
         raise KeyboardInterrupt
 
     monkeypatch.setattr("importlib.metadata.version", interrupted)
+    assert command_line("version").returncode == 130
+    monkeypatch.delattr(process, "terminated_as_interrupted")  # a module that is still loading
+    monkeypatch.setattr(process, "__getattr__", interrupted, raising=False)
     assert command_line("version").returncode == 130

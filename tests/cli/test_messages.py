@@ -18,6 +18,8 @@ from agentcore_rl_toolkit.backends.collection.groups import CollectedRollout
 from agentcore_rl_toolkit.cli import main
 from agentcore_rl_toolkit.cli.output.failures import Failure, explain
 from agentcore_rl_toolkit.cli.training.display import Display
+from agentcore_rl_toolkit.cli.training.services import ServiceError
+from agentcore_rl_toolkit.cli.training.stack import explain as explain_error
 from agentcore_rl_toolkit.client.transport import parse_reply
 from agentcore_rl_toolkit.contract import Cause, Outcome
 from agentcore_rl_toolkit.errors import InvalidResultError, ScorerError
@@ -71,6 +73,12 @@ def test_failed_rows_are_explained_by_their_most_frequent_error_and_its_line() -
         display.step({"step": 2, **facts})
     assert out.getvalue().count("note: " + said) == 1
     assert "note: 1 of 1 rollouts failed; 1 of them: score.py raised\n" in out.getvalue()
+
+
+def test_a_log_that_is_gone_is_left_out() -> None:
+    text = "it ended\nIts log{} ends with:\nno memory"
+    error = ServiceError(text.format(" (/tmp/a/logs/policy server.log)"))
+    assert explain_error(error, gone="/tmp/a") == text.format("")
 
 
 def test_an_entrypoint_of_the_plain_app_is_named() -> None:

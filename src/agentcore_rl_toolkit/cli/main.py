@@ -51,9 +51,9 @@ class _LazyGroup(click.Group):
         return super().get_command(ctx, cmd_name)
 
     def invoke(self, ctx: click.Context) -> Any:
-        from .._servers.process import terminated_as_interrupted
-
         try:
+            from .._servers.process import terminated_as_interrupted
+
             with terminated_as_interrupted():
                 return super().invoke(ctx)
         except KeyboardInterrupt:

@@ -435,7 +435,7 @@ def explain(error: AgentCoreRLError, gone: str | None = None) -> str:
     """
     text = str(error).strip()
     if gone is not None:
-        text = re.sub(rf"(; output:)? \(?{re.escape(gone)}[^\s)]*\)?", "", text)
+        text = re.sub(rf"(; output:)? (\({re.escape(gone)}[^\n)]*\)|{re.escape(gone)}[^\s)]*)", "", text)
     cause = cause_of(text) if isinstance(error, LocalRuntimeError) else text
     return text if text.startswith(cause) else f"{cause}\n{text}"
 
