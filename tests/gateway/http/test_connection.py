@@ -9,6 +9,7 @@ import json
 import socket
 import zlib
 from functools import partial
+from typing import Any
 
 import brotli
 import openai
