@@ -317,7 +317,12 @@ def test_more_tools_open_a_branch_only_in_a_conversation_that_has_grown() -> Non
     first, longer = at(0, PROMPT, "f"), [1, 2, 3, 9, *PROMPT]
     assert cause(first, at(1, longer, "f", "g")) == {"tools_changed": 1}
     as_long = [1, 2, 3, 9, 5, 6, 7, 8]
-    for other in (at(1, longer, "f"), at(1, longer, "g"), at(1, as_long, "f", "g"), at(1, longer, "f", "g", system="t")):
+    for other in (
+        at(1, longer, "f"),
+        at(1, longer, "g"),
+        at(1, as_long, "f", "g"),
+        at(1, longer, "f", "g", system="t"),
+    ):
         assert "tools_changed" not in cause(first, other)
 
 

@@ -152,7 +152,7 @@ async def test_what_is_no_http_is_refused_once(gateway: Gateway) -> None:
             assert await line.is_closed()
 
 
-COMPRESS: dict[str, Any] = {
+COMPRESS = {
     **{"gzip": gzip.compress, "deflate": zlib.compress, "identity": bytes},
     **{"br": brotli.compress, "zstd": zstandard.compress},
 }

@@ -255,7 +255,12 @@ CASES: list[tuple[str, str, str, dict[str, Any]]] = [
         "See." + DS.format('function<｜tool▁sep｜>look_up\n```json\n{"query": "x"}\n```'),
         expect("See.", status="parsed", calls=[X]),
     ),
-    ("deepseek", "V3: an empty fence", DS.format("function<｜tool▁sep｜>now\n``````"), expect("", "", "parsed", [("now", {})])),
+    (
+        "deepseek",
+        "V3: an empty fence",
+        DS.format("function<｜tool▁sep｜>now\n``````"),
+        expect("", "", "parsed", [("now", {})]),
+    ),
     ("deepseek", "V3.1: bare", DS.format('look_up<｜tool▁sep｜>{"query": "x"}'), expect(status="parsed", calls=[X])),
     (
         "deepseek",
