@@ -86,6 +86,14 @@ async def test_the_agent_is_told_the_sessions_address_and_key() -> None:
     }
 
 
+async def test_each_rollout_of_a_group_gets_another_seed() -> None:
+    replay = Replay([good(), good()])
+    requests = [GroupRequest(input_id="a", payload={}, n=2)]
+    config = CollectConfig(sampling_params={"seed": 5})
+    await collect_async(requests, client=replay.client, gateway=replay.gateway, config=config)
+    assert sorted(payload["_rollout"]["sampling_params"]["seed"] for payload in replay.invoked) == [5, 6]
+
+
 RECORD_ERROR = {"status_code": 500, "stop_reason": "boom", "traceback": "Traceback ... boom", "rewards": 1.0}
 
 

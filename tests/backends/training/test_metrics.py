@@ -51,6 +51,12 @@ def test_the_clip_fraction_counts_the_tokens_that_the_dual_clip_limits() -> None
     assert sums.metrics()["clip_fraction"] == 0.75
 
 
+def test_the_clip_fraction_of_cispo_counts_the_tokens_whose_ratio_is_clipped() -> None:
+    sums = Sums(Loss(name="cispo", options=LOSS.options))
+    sums.add([datum([False] * 5)], passed(0.5), {}, 1, check_gap=True)
+    assert sums.metrics()["clip_fraction"] == 0.75
+
+
 def test_the_gap_is_that_of_fresh_tokens_of_the_first_minibatch() -> None:
     sums = Sums(LOSS)
     fresh = [True, False, True, True, False]

@@ -16,7 +16,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -156,10 +156,13 @@ class _Collection:
                 if self.sessions is not None:
                     self.sessions.end(self.session_ids)
 
-    def _sampling_params(self, request: GroupRequest) -> Mapping[str, Any] | None:
-        neutral = {} if self.config.evaluation else WHOLE_DISTRIBUTION
-        given = (neutral, self.config.sampling_params, request.sampling_params)
-        return {name: value for params in given for name, value in (params or {}).items()} or None
+    def _sampling_params(self, rollout: _Rollout) -> dict[str, Any] | None:
+        """Return the sampling parameters of a rollout. One seed would make all rollouts of a group the same sample."""
+        found: dict[str, Any] = {} if self.config.evaluation else dict(WHOLE_DISTRIBUTION)
+        found |= {**(self.config.sampling_params or {}), **(rollout.request.sampling_params or {})}
+        if isinstance(found.get("seed"), int):
+            found["seed"] += rollout.index  # as engines do for the parameter n
+        return found or None
 
     async def _watch_gateways(self, sessions: Sessions, rollouts: Sequence[_Rollout]) -> None:
         """End the rollouts whose gateway has been away for too long: their agents may wait for it much longer."""
@@ -230,7 +233,7 @@ class _Collection:
             capture=capture,
             fetch_error=failure,
             config=self.config,
-            sampling_params=self._sampling_params(rollout.request),
+            sampling_params=self._sampling_params(rollout),
         )
         if self.config.score is not None:
             scorer = scorer_at(self.config.score, self.config.score_timeout_s)
@@ -269,7 +272,7 @@ class _Collection:
         limits = {"start_s": config.submit_timeout_s, "run_s": config.rollout_timeout_s}
         async with self.places:
             try:
-                overrides = self._overrides(request) | await self._opened(rollout)
+                overrides = self._overrides(rollout) | await self._opened(rollout)
             except GatewayError as e:
                 if not self.opened or e.status in (401, 403):  # none will be opened
                     raise
@@ -300,14 +303,13 @@ class _Collection:
         if self.sessions is None:
             return {}
         self.session_ids.append(rollout.session_id)  # before the call: a lost reply must not leave a session there
-        address = await self.sessions.make(rollout.session_id, self._sampling_params(rollout.request))
+        address = await self.sessions.make(rollout.session_id, self._sampling_params(rollout))
         rollout.gateway = getattr(address, "gateway", None)
         return {"base_url": address.base_url, "api_key": address.api_key}
 
-    def _overrides(self, request: GroupRequest) -> dict[str, Any]:
-        overrides: dict[str, Any] = dict(request.overrides)
-        params = self._sampling_params(request)
-        if params is not None:
+    def _overrides(self, rollout: _Rollout) -> dict[str, Any]:
+        overrides: dict[str, Any] = dict(rollout.request.overrides)
+        if (params := self._sampling_params(rollout)) is not None:
             # The gateway enforces all of them. OpenAI's clients have no parameters top_k and min_p.
             for_agent = {k: v for k, v in params.items() if k not in ("top_k", "min_p") or v != WHOLE_DISTRIBUTION[k]}
             overrides.setdefault("sampling_params", for_agent)
@@ -340,10 +342,5 @@ def _failed(rollout: _Rollout, error: RolloutError) -> CollectedRollout:
 async def _cancelled(tasks: Sequence[asyncio.Future[Any]]) -> None:
     """Cancel the tasks that run, and wait for their end."""
     for task in tasks:
-        if task.done() and not task.cancelled():
-            task.exception()  # it ended too late; asyncio would log an error that nothing reads
-    running = [task for task in tasks if not task.done()]
-    for task in running:
         task.cancel()
-    if running:
-        await asyncio.gather(*running, return_exceptions=True)
+    await asyncio.gather(*tasks, return_exceptions=True)  # asyncio logs errors that nothing reads

@@ -100,9 +100,9 @@ async def train(
     usable = UsableSteps(limit=plan.max_empty_steps, begun=done > 0)
     observe("rollouts_started", {"phase": "training", "total": (plan.steps - done) * per_step})
     async with stream:
-        ended = time.monotonic()
+        sampling_since = time.monotonic()
         for step in range(done, plan.steps):
-            sampling_since, started = ended, time.monotonic()
+            started = time.monotonic()
             groups = await stream.take_async()
             observe("collected", {"step": step, "groups": groups})
             taken = time.monotonic()
@@ -121,10 +121,11 @@ async def train(
                 # Before the step is saved: both are kept, or none. Without staleness, the next rollouts start afterwards.
                 await evaluate(step + 1)
                 observe("rollouts_started", {"phase": "training", "total": (plan.steps - step - 1) * per_step})
+            # Rollouts run during checkpoints. With staleness, they also run during training and evaluations.
+            sampling_s = (ended if plan.max_staleness else taken) - sampling_since
+            sampling_since = ended if plan.max_staleness else time.monotonic()
             stream.published(step + 1)
             position = stream.state()  # before anything else ends: a resumed run repeats all that is not trained
-            # With staleness, rollouts also run during training, evaluations and checkpoints.
-            sampling_s = taken - started if plan.max_staleness == 0 else ended - sampling_since
             facts |= group_metrics([*groups, *stream.left_out]) | {
                 "groups_replaced": len(stream.left_out),
                 "rollout_s": taken - started,

@@ -23,15 +23,15 @@ SO_FAR = ("peak_memory_gb", "billed_")  # beginnings of the names of numbers of 
 class Sums:
     """Sums over the trained tokens of a step, over all minibatches.
 
-    `clip_fraction` counts the tokens that the clip keeps from moving further, because their clipped term is the smaller one. It
-    also counts tokens with a loss that `dual_clip` limits.
+    `clip_fraction` counts the tokens that the clip keeps from moving further, because their clipped term is the smaller one, and
+    tokens with a loss that `dual_clip` limits. With the loss cispo, it counts the tokens whose ratio is clipped.
     `kl_sampler` estimates KL(sampler || policy in training) per token (the k3 estimator, joschu.net/blog/kl-approx.html).
     """
 
     def __init__(self, loss: Loss) -> None:
         self._low, self._high = bounds_of(loss.options)
         self._dual = loss.options.get("dual_clip", math.inf)
-        self._clips = loss.name in ("ppo", "cispo")
+        self._loss = loss.name
         self._sums: defaultdict[str, float] = defaultdict(float)
         self._ratio_max: float | None = None
         self._gap: float | None = None
@@ -64,22 +64,25 @@ class Sums:
         clipped = min(max(ratio, self._low), self._high)
         self._sums["tokens"] += 1
         self._sums["kl_sampler"] += ratio - 1 - log_ratio
-        self._sums["clipped"] += clipped * advantage < ratio * advantage or (advantage < 0 and ratio > self._dual)
+        limited = clipped * advantage < ratio * advantage or (advantage < 0 and ratio > self._dual)
+        self._sums["clipped"] += limited if self._loss == "ppo" else clipped != ratio and advantage != 0
         self._ratio_max = ratio if self._ratio_max is None else max(ratio, self._ratio_max)
 
     def metrics(self) -> dict[str, float | None]:
         """Return the step's metrics. They are None if nothing was trained or the service gives no logprobs."""
         tokens = self._sums["tokens"]
-        found: dict[str, float | None] = {"loss": None, "grad_norm": None}
-        found |= {name: _joined(name, values) for name, values in self._service.items()}
+        found: dict[str, float | None] = {name: _joined(name, values) for name, values in self._service.items()}
         if (losses := self._service.get("loss")) is not None:
             found["loss"] = math.fsum(losses) / self._sums["minibatches"]
         if (means := self._service.get("kl_start")) is not None:
             found["kl_start"] = fmean(means, weights=self._tokens)
-        return found | {
+        return {
+            "loss": None,
+            "grad_norm": None,
+            **found,
             "logprob_gap": self._gap,
             "kl_sampler": self._sums["kl_sampler"] / tokens if tokens else None,
-            "clip_fraction": self._sums["clipped"] / tokens if tokens and self._clips else None,
+            "clip_fraction": self._sums["clipped"] / tokens if tokens and self._loss in ("ppo", "cispo") else None,
             "ratio_max": self._ratio_max,
             "entropy": self._sums["entropy"] / tokens if tokens and "entropy" in self._sums else None,
         }
