@@ -9,7 +9,6 @@ import json
 import socket
 import zlib
 from functools import partial
-from typing import Any
 
 import brotli
 import openai
