@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Any
 import pytest
 
 from agentcore_rl_toolkit.client import RolloutClient
+from agentcore_rl_toolkit.client.data import payload_id
 from agentcore_rl_toolkit.contract import Outcome
 from agentcore_rl_toolkit.errors import ConfigError, ContractError
 from scripted_runtime import ARN, ScriptedRuntime
@@ -80,6 +83,35 @@ def test_an_id_that_is_too_long_for_a_file_is_refused_before_the_invoke(
     assert isinstance(item.exception, ConfigError)
     assert "at most 255 bytes; shorten its id" in str(item.exception)
     assert runtime.requests["invoke"] == 0
+
+
+@pytest.mark.parametrize(
+    ("files", "tps_limit", "given", "connections"),
+    [
+        (1_024, 25, 10, 375),
+        (1_024, 1, 10, 64),
+        (1_024, 25, 11, 11),
+        (300, 25, 10, 150),
+        (1, 25, 10, 1),
+        (4_096, 100, 10, 512),
+        (resource.RLIM_INFINITY, 100, 10, 512),
+    ],
+)
+def test_connections_follow_the_pace_and_the_limit_of_open_files(
+    make_client: MakeClient, monkeypatch: pytest.MonkeyPatch, files: int, tps_limit: int, given: int, connections: int
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (files, files))
+    client = make_client(tps_limit=tps_limit, max_pool_connections=given)
+    assert client._dispatcher.calls_at_once == connections
+
+
+@pytest.mark.parametrize("field", ["id", "idx"])
+@pytest.mark.parametrize("value", [0, 10**99 - 1, -(10**99) + 1, "a" * 99])
+def test_an_id_of_the_payload_is_the_input_id_if_a_key_can_hold_it(field: str, value: Any) -> None:
+    assert payload_id({field: value}) == str(value)
+    longer = f"{value}a" if isinstance(value, str) else value * 10 or 10**99
+    for unusable in (longer, True, "", "a/b"):
+        assert re.fullmatch("[0-9a-f]{20}", payload_id({field: unusable}))
 
 
 WITHOUT = """

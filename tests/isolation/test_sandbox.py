@@ -224,6 +224,18 @@ def test_errors_about_paths_outside_name_the_sandbox_and_the_option(
     assert hint(FileNotFoundError(2, "No such file or directory", "/data/x.db"), {}) is None
 
 
+@pytest.mark.parametrize("environment", [{VARIABLE: "{}"}, {"AWS_ACCESS_KEY_ID": "local"}, {}])
+def test_an_error_about_a_variable_that_a_session_lacks_names_the_option(environment: dict[str, str]) -> None:
+    with pytest.raises(KeyError) as raised:
+        os.environ["SEARCH_TOKEN"]
+    for error in (raised.value, ValueError("the environment variable SEARCH_TOKEN is missing")):
+        found = hint(error, environment)
+        assert ("--session-env SEARCH_TOKEN" in str(found)) is bool(environment)
+        assert hint(error, {**environment, "SEARCH_TOKEN": "x"}) is None
+    for unrelated in (KeyError("SEARCH_TOKEN"), ValueError("SEARCH_TOKEN")):
+        assert hint(unrelated, environment) is None
+
+
 def test_an_environment_that_is_a_link_in_the_project_is_shown(tmp_path: Path) -> None:
     project, environment = tmp_path / "project", tmp_path / "environment"
     for folder in (project, environment):

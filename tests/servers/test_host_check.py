@@ -58,6 +58,23 @@ def test_other_origins_are_refused_whatever_the_host(origin: str) -> None:
     assert "--allowed-host" in refusal.message
 
 
+@pytest.mark.parametrize(
+    ("host", "origin", "passes"),
+    [
+        (b"localhost", b"http://localhost:80", True),
+        (b"localhost:80", b"http://localhost", True),
+        (b"localhost", b"https://localhost:443", True),
+        (b"localhost:8000", b"http://localhost:8000", True),
+        (b"localhost", b"http://localhost:81", False),
+        (b"localhost:81", b"http://localhost", False),
+        (b"localhost:8000", b"http://localhost:8001", False),
+        (b"host.docker.internal:80", b"http://host.docker.internal", False),
+    ],
+)
+def test_a_page_of_the_server_itself_passes_with_the_same_port(host: bytes, origin: bytes, passes: bool) -> None:
+    assert (HostCheck().refusal(host, origin) is None) is passes
+
+
 def test_an_origin_does_not_pass_because_its_host_was_seen() -> None:
     check = HostCheck()
     assert check.refusal(b"localhost:1", None) is None

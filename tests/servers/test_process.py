@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import resource
 import socket
 import warnings
 
 import pytest
 
+from agentcore_rl_toolkit._servers.open_files import raise_file_limit
 from agentcore_rl_toolkit._servers.process import bind, stop_listening
 
 
@@ -19,6 +21,27 @@ class Protocol(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._known.append(transport)
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "raised"),
+    [
+        (1_024, 4_096, [(4_096, 4_096)]),
+        (1_024, resource.RLIM_INFINITY, [(65_536, resource.RLIM_INFINITY)]),
+        (1_024, 100_000, [(65_536, 100_000)]),
+        (4_096, 4_096, []),
+        (90_000, 100_000, []),
+        (resource.RLIM_INFINITY, resource.RLIM_INFINITY, []),
+    ],
+)
+def test_the_limit_of_open_files_is_raised_and_never_lowered(
+    monkeypatch: pytest.MonkeyPatch, soft: int, hard: int, raised: list[tuple[int, int]]
+) -> None:
+    limits: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, hard))
+    monkeypatch.setattr(resource, "setrlimit", lambda _, limit: limits.append(limit))
+    raise_file_limit()
+    assert limits == raised
 
 
 @pytest.mark.parametrize("turns", [0, 1, 2, 5])

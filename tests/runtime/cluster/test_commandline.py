@@ -15,7 +15,7 @@ import pytest
 from agentcore_rl_toolkit._installation import install_command
 from agentcore_rl_toolkit.errors import ConfigError, LocalRuntimeError
 from agentcore_rl_toolkit.runtime.cluster.bundle import pack, pack_project, unpack
-from agentcore_rl_toolkit.runtime.cluster.cluster import Cluster
+from agentcore_rl_toolkit.runtime.cluster.cluster import Cluster, _capacity
 from agentcore_rl_toolkit.runtime.config import RuntimeConfig
 
 from ..conftest import AGENTS, Server
@@ -82,3 +82,14 @@ def test_a_cluster_that_does_not_answer_is_an_error_in_time(monkeypatch: pytest.
         asyncio.run(Cluster(RuntimeConfig(), "10.0.0.1:6379").start())
     assert waited == []
     late.set()
+
+
+@pytest.mark.parametrize(
+    ("cpus", "memory_mb", "session_mb", "capacity"),
+    [(0.01, None, None, 1), (2, None, None, 100), (4, 640, None, 8), (4, 640, 128, 4), (0.1, 640, 1, 5)],
+)
+def test_a_node_has_room_for_its_share(
+    cpus: float, memory_mb: int | None, session_mb: int | None, capacity: int
+) -> None:
+    resources = {"CPU": cpus} if memory_mb is None else {"CPU": cpus, "memory": memory_mb * 2**20}
+    assert _capacity(resources, None if session_mb is None else session_mb * 2**20) == capacity

@@ -75,21 +75,25 @@ def test_output_that_arrives_while_a_log_is_shortened_is_its_last(
     log.write_bytes(b"x" * (MAX_BYTES + 1))
     monkeypatch.setattr(session_log, "open", opened, raising=False)
     shorten(log)
-    assert log.read_bytes().endswith(b"xlate")
+    assert log.read_bytes() == b"x" * 2**23 + CUT + b"x" * 2**23 + b"late"
+    assert b"32 MiB" in CUT
 
 
 def test_a_file_outside_that_a_log_is_a_link_to_is_not_shortened(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     os.truncate(tmp_path / "file", MAX_BYTES + 1)
     (tmp_path / "log").symlink_to(tmp_path / "file")
-    shorten(tmp_path / "absent", tmp_path / "log")
-    assert (tmp_path / "file").stat().st_size == MAX_BYTES + 1
+    (tmp_path / "full").touch()
+    os.truncate(tmp_path / "full", MAX_BYTES)
+    shorten(tmp_path / "absent", tmp_path / "log", tmp_path / "full")
+    assert [(tmp_path / name).stat().st_size for name in ("file", "full")] == [MAX_BYTES + 1, MAX_BYTES]
 
 
 def test_agents_that_print_without_end_do_not_fill_the_disk(tmp_path: Path) -> None:
+    assert session_log.KEPT_BYTES == 2**32
     kept = KeptLogs(100, 1_000)
     for name in "abcd":
-        (tmp_path / name).write_bytes(bytes(2_000 if name == "d" else 400))
+        (tmp_path / name).write_bytes(bytes(2_000 if name == "d" else 500))
         kept.keep(tmp_path / name)
         kept.keep(tmp_path / "absent")
         assert sum(1 for _ in tmp_path.iterdir()) == {"a": 1, "b": 2, "c": 2, "d": 1}[name]
