@@ -453,6 +453,14 @@ async def test_calls_are_held_around_a_publish_and_a_pause_that_an_interrupt_lef
     names = [name for name in client.names() if name in ("pause", "resume", "publish")]
     assert names == ["resume", "publish", "pause", "pause", "publish", "resume"]
 
+    async def interrupted() -> dict[str, Any]:
+        raise asyncio.CancelledError
+
+    gateway["pause_async"], client.calls = interrupted, []
+    with pytest.raises(asyncio.CancelledError):
+        await run(trained_as(recorded_episodes(32)), how, tmp_path, client=client, gateway=gateway)
+    assert client.names().count("resume") == 2, "calls go on, for other commands that use the gateway"
+
 
 async def test_tokens_of_another_model_end_the_run(tmp_path: Path) -> None:
     fresh = trained_as(recorded_episodes(versions=(0, 0)))

@@ -109,9 +109,9 @@ async def train(
             facts = await update(training, groups, settings, step, recording)
             whole = facts["too_long"] and facts["too_long"] == facts["sequences"]
             usable.check(groups, left_out=f"longer than max_tokens {settings.update.max_tokens}" if whole else None)
-            while plan.hold_calls and (await services.gateway.pause_async())["in_flight"]:
-                pass  # running model calls end, and the gateway holds new ones
             try:
+                while plan.hold_calls and (await services.gateway.pause_async())["in_flight"]:
+                    pass  # running model calls end, and the gateway holds new ones
                 await training.publish(step + 1, services.gateway, probe_of(groups))
             finally:
                 if plan.hold_calls:
