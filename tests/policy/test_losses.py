@@ -15,8 +15,15 @@ CLIP = {"clip_low_threshold": 0.5, "clip_high_threshold": 1.5}
 
 
 def loss(name: str, logprob: float, sampled: float, advantage: float, options: Mapping[str, float] = CLIP) -> float:
-    values = (torch.tensor([value]) for value in (logprob, sampled, advantage))
-    return token_losses(name, *values, options).item()
+    return loss_and_gradient(name, logprob, sampled, advantage, options)[0]
+
+
+def loss_and_gradient(
+    name: str, logprob: float, sampled: float, advantage: float, options: Mapping[str, float]
+) -> tuple[float, float]:
+    new, *others = (torch.tensor([value], requires_grad=value is logprob) for value in (logprob, sampled, advantage))
+    found = token_losses(name, new, *others, options)
+    return found.item(), torch.autograd.grad(found.sum(), new)[0].item()
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -31,13 +38,22 @@ def test_a_loss_is_its_formula(name: str, ratio: float, advantage: float) -> Non
         "ppo": -min(ratio * advantage, clipped * advantage),
         "cispo": -clipped * advantage * logprob,
     }
-    assert loss(name, logprob, sampled, advantage) == pytest.approx(expected[name], rel=1e-5)
+    # The clip takes the gradient of a token that has moved in the direction of its advantage.
+    moved = -ratio * advantage if (ratio - clipped) * advantage <= 0 else 0.0
+    gradient = {
+        "cross_entropy": -1,
+        "importance_sampling": -ratio * advantage,
+        "ppo": moved,
+        "cispo": -clipped * advantage,
+    }
+    found = loss_and_gradient(name, logprob, sampled, advantage, CLIP)
+    assert found == pytest.approx((expected[name], gradient[name]), rel=1e-5)
 
 
 def test_a_dual_clip_limits_only_tokens_with_a_negative_advantage() -> None:
     options = {**CLIP, "dual_clip": 3.0}
     far = math.log(10.0)
-    assert loss("ppo", far, 0.0, -1.0, options) == pytest.approx(3.0)
+    assert loss_and_gradient("ppo", far, 0.0, -1.0, options) == pytest.approx((3.0, 0.0))
     assert loss("ppo", far, 0.0, -1.0) == pytest.approx(10.0)
     assert loss("ppo", -far, 0.0, 1.0, options) == loss("ppo", -far, 0.0, 1.0)
     assert loss("ppo", 0.0, 0.0, -1.0, options) == pytest.approx(1.0)
@@ -52,3 +68,5 @@ def test_the_bounds_are_tinkers_unless_they_are_set() -> None:
     assert bounds_of(CLIP) == (0.5, 1.5)
     with pytest.raises(ConfigError, match="loss 'dro' is unknown"):
         loss("dro", 0.0, 0.0, 1.0)
+    with pytest.raises(ConfigError, match="loss option 'clip_hihg_threshold' is unknown"):
+        loss("ppo", 0.0, 0.0, 1.0, {"clip_hihg_threshold": 1.3})

@@ -79,34 +79,27 @@ def test_numbers_beyond_all_bounds_oppose_nothing(tmp_path: Path) -> None:
         assert diagnose(run) == []
 
 
-@pytest.mark.parametrize(("rollouts", "names"), [(20, ["opposed"]), (19, [])])
-def test_numbers_oppose_each_other_over_enough_rollouts(tmp_path: Path, rollouts: int, names: list[str]) -> None:
-    with RunWriter(tmp_path) as run:
-        for n in range(rollouts):
-            facts: dict[str, Any] = {"metrics": {"a": n % 3 == 0, "b": n % 3 == 1}, "reward": float(n % 3 < 2)}
-            run.rollout(Rollout(session_id=str(n), phase="train", step=0, group=str(n // 4), outcome="ok", **facts))
-    with RunReader(tmp_path) as reader:
-        assert [finding.name for finding in diagnose(reader)] == names
-
-
-@pytest.mark.parametrize(("unparsed", "cut", "names"), [(2, 4, ["unparsed", "cut"]), (1, 3, [])])
-def test_replies_that_are_cut_or_unparsed_are_a_cause_from_their_share_on(
-    tmp_path: Path, unparsed: int, cut: int, names: list[str]
+@pytest.mark.parametrize(
+    ("rollouts", "unparsed", "cut", "names"), [(20, 2, 4, ["unparsed", "cut", "opposed"]), (19, 1, 3, [])]
+)
+def test_calls_and_numbers_are_causes_from_their_limits_on(
+    tmp_path: Path, rollouts: int, unparsed: int, cut: int, names: list[str]
 ) -> None:
     with RunWriter(tmp_path) as run:
-        for n in range(20):
+        for n in range(rollouts):
             call = {
                 "parse_status": "unparsed" if n < unparsed else "ok",
                 "finish_reason": "length" if n < cut else "stop",
             }
-            facts: dict[str, Any] = {"calls": [call], "reward": float(n % 2), "score": float(n % 2)}
-            run.rollout(Rollout(session_id=str(n), phase="train", step=0, group=str(n // 4), outcome="ok", **facts))
+            facts: dict[str, Any] = {"metrics": {"a": n % 3 == 0, "b": n % 3 == 1}, "reward": float(n % 3 < 2)}
+            facts |= {"session_id": str(n), "group": str(n // 4), "calls": [call]}
+            run.rollout(Rollout(phase="train", step=0, outcome="ok", **facts))
     with RunReader(tmp_path) as reader:
         found = diagnose(reader)
     assert [finding.name for finding in found] == names
-    for finding, count in zip(found, ("2 of 20 rollouts (10%)", "4 of 20 rollouts (20%)"), strict=False):
-        assert finding.text.startswith(f"{count} of the last step contain a")
-        assert finding.text.endswith(" Their mean reward is 0.50. That of the others is 0.50.")
+    if names:
+        text = "4 of 20 rollouts (20%) of the last step contain a reply that was cut off at the limit of tokens."
+        assert found[1].text == f"{text} Their mean reward is 0.75. That of the others is 0.69."
 
 
 def test_one_token_far_from_its_sampler_does_not_make_updates_too_large(tmp_path: Path) -> None:

@@ -37,18 +37,11 @@ from agentcore_rl_toolkit.runs import (
     locked,
     messages_df,
     rollouts_df,
+    write_config,
     writer,
 )
 from agentcore_rl_toolkit.runs.demonstrations import write_rows
-from agentcore_rl_toolkit.runs.folder import (
-    METRICS,
-    ROLLOUTS,
-    append_event,
-    make_folder,
-    read_metrics,
-    status,
-    write_config,
-)
+from agentcore_rl_toolkit.runs.folder import METRICS, ROLLOUTS, append_event, make_folder, read_metrics, status
 from agentcore_rl_toolkit.runs.frames import message_rows, rollout_rows, step_rows
 from agentcore_rl_toolkit.runs.tables import Tables
 

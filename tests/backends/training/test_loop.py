@@ -20,14 +20,7 @@ from agentcore_rl_toolkit.backends.training.client import Adam, Loss, Passed
 from agentcore_rl_toolkit.backends.training.loop import probe_of, row_at, train, update
 from agentcore_rl_toolkit.backends.training.metrics import group_metrics
 from agentcore_rl_toolkit.backends.training.service_settings import ServiceTrainingConfig
-from agentcore_rl_toolkit.backends.training.settings import (
-    LearnerSettings,
-    LoopSettings,
-    OptimizerSettings,
-    Services,
-    State,
-    StepSettings,
-)
+from agentcore_rl_toolkit.backends.training.settings import LoopSettings, Services, State
 from agentcore_rl_toolkit.contract import Outcome
 from agentcore_rl_toolkit.errors import CaptureError, ConfigError, RolloutError
 from examples.loading import load
@@ -533,12 +526,11 @@ def test_every_place_has_its_row_and_each_epoch_another_order() -> None:
 def test_the_settings_have_these_defaults_and_least_values() -> None:
     numbers = {"steps": 32, "groups": 8, "rollouts": 8, "replace_up_to": 1.0, "max_staleness": 0, "eval_every": 0}
     numbers |= {"checkpoint_every": 0, "max_empty_steps": 3, "seed": 0}
-    assert StepSettings().model_dump() == {**numbers, "hold_calls": False}
-    assert (OptimizerSettings().warmup_steps, LearnerSettings().lora_rank, settings().update.minibatches) == (0, 0, 1)
+    assert LoopSettings().step.model_dump() == {**numbers, "hold_calls": False}
+    assert (LoopSettings().warmup_steps, LoopSettings().minibatches) == (0, 1)
     assert settings(replace_up_to=1.5, dual_clip=1.5).update.token_loss.options == {"dual_clip": 1.5}
     clip = settings(clip_low=0.2, clip_high=0.25, loss_options={"dual_clip": 3.0}).update.token_loss
     assert clip.options == {"clip_low_threshold": 0.8, "clip_high_threshold": 1.25, "dual_clip": 3.0}
-    assert [LearnerSettings(lora_rank=4, lora_alpha=alpha).alpha for alpha in (None, 3)] == [8, 3]
 
 
 @pytest.mark.parametrize(
