@@ -12,13 +12,14 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 
 from agentcore_rl_toolkit import RolloutClient
-from agentcore_rl_toolkit.backends import _gateway_process
+from agentcore_rl_toolkit.backends import _gateway_process, service
 from agentcore_rl_toolkit.backends.collection.collect import collect_async
 from agentcore_rl_toolkit.backends.collection.groups import Group, GroupRequest
 from agentcore_rl_toolkit.backends.collection.settings import CollectConfig
@@ -161,6 +162,34 @@ async def test_the_engine_gets_its_name_of_the_model_whatever_an_agent_names(
         finally:
             service.close()
     assert [call.body["model"] for call in engine.calls] == ["m"]
+
+
+def test_gateways_have_ports_and_stores_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "GatewayProcess", lambda words, **how: (words, how))
+    plain, several = settings(None, tmp_path, gateway_store="turns"), {"gateways": 2, "gateway_port": 9000}
+    several |= {"gateway_model": "folder", "gateway_context_tokens": 512, "gateway_public_url": "http://a:1,http://b:2"}
+    words, key = (
+        ["--engine", "vllm", "--upstream", "http://e", "--model-id", "m"],
+        {"AGENTCORE_RL_GATEWAY_ADMIN_KEY": "k"},
+    )
+    how = {"host": "127.0.0.1", "port": 0, "store": "turns", "environment": key}
+    assert service._start(plain, 0, "vllm", ["http://e"], {"ADMIN": "k"}) == (words, how)
+    words += ["--model", "folder", "--set", "context_tokens=512", "--allowed-host", "a", "--allowed-host", "b"]
+    how |= {"port": 9001, "store": "turns/gateway-1"}
+    assert service._start(plain.replace(**several), 1, "vllm", ["http://e"], {"ADMIN": "k"}) == (words, how)
+    urls = service.GatewaySettings(gateway_host="0.0.0.0").public_urls(["http://127.0.0.1:9000/"])
+    assert urls == (f"http://{service.own_address()}:9000",)
+
+
+def test_a_run_begins_with_the_first_step_of_its_process(tmp_path: Path) -> None:
+    replay = Replay([])
+    made = RolloutService(settings(None, tmp_path), replay.client, replay.gateway)
+    begun: list[dict[str, int]] = []
+    made.begins(1, evaluations_from=1)  # without a recording
+    made._begun, made.recording = False, SimpleNamespace(forget=lambda **places: begun.append(places))  # type: ignore[assignment]
+    for step in (3, 4):
+        made.begins(step, evaluations_from=step + 1)
+    assert begun == [{"from_step": 3, "evaluations_from": 4}]
 
 
 def test_a_gateway_that_never_comes_back_is_said(

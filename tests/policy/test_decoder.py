@@ -14,7 +14,7 @@ from agentcore_rl_toolkit.policy import loading
 from agentcore_rl_toolkit.policy.batch import Batch, Generation
 from agentcore_rl_toolkit.policy.decoder import Decoder, DecoderShape
 from agentcore_rl_toolkit.policy.engine import Engine
-from agentcore_rl_toolkit.policy.loading import load_decoder, sizes_of
+from agentcore_rl_toolkit.policy.loading import Sizes, load_decoder, sizes_of
 from agentcore_rl_toolkit.policy.model import WEIGHTS_DIR, load_policy, save_policy
 from agentcore_rl_toolkit.policy.sampling import SamplingParams
 from agentcore_rl_toolkit.policy.transformers_decoder import TransformersDecoder
@@ -132,14 +132,26 @@ def test_a_forward_pass_takes_no_tensor_from_the_cpu(name: str, monkeypatch: pyt
     decoder.move_row(1, 2, 5)
 
 
-@pytest.mark.parametrize("parameters", [300_000, 135_000_000])
-def test_models_that_are_not_small_go_to_a_gpu_where_there_is_one(
-    parameters: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert loading.placement(parameters) == ("cpu", torch.float32)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    there = ("cuda", torch.bfloat16) if parameters > 10**7 else ("cpu", torch.float32)
-    assert loading.placement(parameters) == there
+def test_models_that_are_not_small_go_to_a_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    small, large = (Sizes(family="x", fast=True, parameters=n) for n in (10**7 - 1, 10**7))
+    for gpu, bytes_of_large in ((False, (8, 24, 16)), (True, (2, 18, 6))):  # engine, training, and training with LoRA
+        monkeypatch.setattr(torch.cuda, "is_available", lambda gpu=gpu: gpu)
+        there = ("cuda", torch.bfloat16) if gpu else ("cpu", torch.float32)
+        assert [loading.placement(sizes.parameters) for sizes in (small, large)] == [("cpu", torch.float32), there]
+        found = (large.engine, large.training(False), large.training(True))
+        assert found == tuple(n * 10**7 for n in bytes_of_large)
+    assert [Sizes(family="x", fast=True, parameters=n).text for n in (10**6, 999_000)] == [
+        "1 million parameters",
+        "1.00 million parameters",
+    ]
+
+
+def test_free_memory_is_that_of_the_machine_or_of_its_control_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {"/proc/meminfo": "MemTotal: 9 kB\nMemAvailable: 3 kB\n", "/sys/fs/cgroup/memory.current": "7000\n"}
+    monkeypatch.setattr(Path, "read_text", lambda path: files[str(path)])
+    for limit, free in (("9000\n", 2000), ("max\n", 3072)):
+        files["/sys/fs/cgroup/memory.max"] = limit
+        assert loading.free_memory() == free
 
 
 def test_weights_that_do_not_fit_are_refused_and_change_nothing(decoder: Decoder, hf: tuple[Any, Any]) -> None:
@@ -233,6 +245,9 @@ def test_the_cache_bounds_how_many_sequences_run(decoder: Decoder) -> None:
         assert batch.has_room(Generation(prompt_ids=[5] * 10, params=short))
         batch.add(Generation(prompt_ids=[5] * 10, params=short))
     assert not batch.has_room(Generation(prompt_ids=[5] * 10, params=short))
+    for cache_tokens, rows in ((10_000, 4), (10_000, 3), (None, 4), (None, 3)):  # three run
+        decoder.cache_tokens, decoder.rows = cache_tokens, rows
+        assert batch.has_room(Generation(prompt_ids=[5], params=short)) is (rows == 4)
 
 
 def test_a_model_in_several_files_and_too_large_a_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

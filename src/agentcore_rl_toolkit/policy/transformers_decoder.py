@@ -71,14 +71,10 @@ class TransformersDecoder:
     ) -> torch.Tensor:
         """Compute as `Decoder.forward`. A row that starts at 0 gets a new cache."""
         logits = []
-        lasts = [ids_NQ.shape[1] - 1] * len(ids_NQ) if last_N is None else last_N.tolist()
-        for row, ids_Q, start, last in zip(
-            range(first_row, first_row + len(lasts)), ids_NQ, starts_N, lasts, strict=True
-        ):
+        ends = [None] * len(ids_NQ) if last_N is None else (last_N + 1).tolist()
+        for row, (ids_Q, start, end) in enumerate(zip(ids_NQ, starts_N, ends, strict=True), first_row):
             cache = {self._cache: self._caches[row] if start else None}
-            output = self._model(
-                input_ids=ids_Q[None, : last + 1], use_cache=True, logits_to_keep=0 if every else 1, **cache
-            )
+            output = self._model(input_ids=ids_Q[None, :end], use_cache=True, logits_to_keep=0 if every else 1, **cache)
             self._caches[row] = output[self._cache]
             logits.append(output.logits.float() if every else output.logits[:, -1].float())
         return torch.cat(logits)

@@ -14,7 +14,7 @@ from agentcore_rl_toolkit.backends.collection.advantages import grpo
 from agentcore_rl_toolkit.backends.service import RolloutService
 from agentcore_rl_toolkit.backends.slime import generate as module
 from agentcore_rl_toolkit.backends.slime import trained
-from agentcore_rl_toolkit.backends.slime.convert import NOTE
+from agentcore_rl_toolkit.backends.slime.convert import NOTE, final_text
 from agentcore_rl_toolkit.backends.slime.hooks import normalize_rewards
 from agentcore_rl_toolkit.backends.slime.rollout import _finished
 from agentcore_rl_toolkit.backends.slime.settings import SlimeSettings
@@ -182,3 +182,12 @@ async def test_a_run_that_goes_on_from_a_checkpoint_has_its_steps_once(run: Path
     module.rollouts(None).close()
     with RunReader(run) as reader:
         assert [(s["phase"], s["step"], s["rollouts"]) for s in reader.steps()] == [("train", n, 16) for n in range(3)]
+
+
+def test_the_last_text_of_the_model_is_in_slimes_logs() -> None:
+    dialogue = [
+        {"role": "assistant", "content": "42"},
+        {"role": "assistant", "content": None},
+        {"role": "user", "content": "?"},
+    ]
+    assert final_text(SimpleNamespace(capture=SimpleNamespace(dialogue=dialogue))) == "42"  # type: ignore[arg-type]
