@@ -56,15 +56,16 @@ def test_batched_equals_single(prompts: list[list[int]], decoder: Decoder) -> No
 def test_prompts_that_are_read_in_parts_are_read_alike(
     prompts: list[list[int]], decoder: Decoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    params = SamplingParams(temperature=0.0, max_tokens=8)
+    params = SamplingParams(temperature=0.0, max_tokens=8, prompt_logprobs=0)
     whole, parts = ([Generation(prompt_ids=ids[k:], params=params) for k, ids in enumerate(prompts)] for _ in range(2))
     finish(Batch(decoder, cache_blocks=0), whole, together=12)
     monkeypatch.setattr("agentcore_rl_toolkit.policy.batch._TOKENS_OF_PART", 0)
-    monkeypatch.setattr("agentcore_rl_toolkit.policy.batch._LEAST_PART", 7)
+    for name in ("_LEAST_PART", "_LOGITS_AT_ONCE"):
+        monkeypatch.setattr(f"agentcore_rl_toolkit.policy.batch.{name}", 7)
     finish(Batch(decoder, cache_blocks=0), parts, together=12)
     for one, other in zip(whole, parts, strict=True):
         assert other.token_ids == one.token_ids
-        assert close(other.logprobs, one.logprobs)
+        assert close(other.logprobs + other.prompt_logprobs, one.logprobs + one.prompt_logprobs)
 
 
 def test_logprobs_equal_a_full_forward_also_when_a_turn_goes_on_from_the_last(
@@ -110,6 +111,10 @@ def test_stop_strings_and_stop_tokens_end_a_completion(decoder: Decoder, hf: tup
     assert stop not in tokenizer.decode(by_text.token_ids[:-1])
     assert (by_token.finish_reason, by_token.stop_reason) == ("stop", free.token_ids[1])
     assert by_token.token_ids == free.token_ids[:2]
+    wide = Generation(
+        prompt, SamplingParams(stop=("😀😀",)), token_ids=tokenizer.encode("😀😀").ids
+    )  # a token for each byte
+    assert (len(wide.token_ids), Batch(decoder, tokenizer)._stop_in(wide)) == (8, "😀😀")
 
 
 def test_new_weights_take_effect_between_steps_and_both_versions_are_told(

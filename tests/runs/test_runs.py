@@ -540,10 +540,6 @@ def test_a_run_with_fewer_steps_than_planned_was_stopped(
     assert status(tmp_path) == said
 
 
-def test_folders_of_one_name_are_numbered(tmp_path: Path) -> None:
-    assert [make_folder(tmp_path / "runs", "a").name for _ in range(3)] == ["a", "a-2", "a-3"]
-
-
 def test_runs_are_found_newest_first(tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for age, name in enumerate(("old", "new")):
         folder = tmp_path / "runs" / name
@@ -554,6 +550,7 @@ def test_runs_are_found_newest_first(tmp_path: Path, run: Path, monkeypatch: pyt
     for folder in (tmp_path / "runs" / "new", tmp_path / "runs" / "old"):
         RunReader(folder).close()  # to look at a run is not to write it
     assert [p.name for p in find_runs(tmp_path)] == ["new", "old"]
+    assert [make_folder(tmp_path, "name").name for _ in range(3)] == ["name", "name-2", "name-3"]
     (tmp_path / "runs" / "imitation").mkdir()
     (tmp_path / "runs" / "imitation" / METRICS).touch()  # a run without rollouts
     assert find_run(None).name == "new"

@@ -94,32 +94,17 @@ def test_a_damaged_run_says_so_and_keeps_no_other_from_the_list(client: TestClie
 
 
 def test_a_tool_has_the_mean_reward_of_rollouts_with_and_without_it() -> None:
-    names = ("calls", "errors", "seconds", "rollouts", "score", "scored")
-    each = [{"a": (3, 1, 0.5, 2, 1.5, 2)}, {"a": (1, 0, None, 1, 0.0, 0), "b": (1, 0, 1.0, 1, 1.0, 1)}, {}]
-    counts = zip(((3, 2.0), (2, 1.5), (0, None)), each, strict=True)
-    found = data.tools(
-        [
-            {
-                "scored": scored,
-                "score": score,
-                "tools": {tool: dict(zip(names, of, strict=True)) for tool, of in tools.items()},
-            }
-            for (scored, score), tools in counts
-        ]
-    )
-    a = {"name": "a", "calls": 4, "errors": 1, "seconds": 0.5, "rollouts": 3, "reward_with": 0.75}
-    b = {
-        "name": "b",
-        "calls": 1,
-        "errors": 0,
-        "seconds": 1.0,
-        "rollouts": 1,
-        "reward_with": 1.0,
-        "reward_without": 0.625,
-    }
-    assert found == [{**a, "reward_without": pytest.approx(2 / 3)}, b]
-    unscored = {"scored": 0, "score": None, "tools": {"c": dict(zip(names, (1, 0, None, 2, None, 0), strict=True))}}
-    assert [data.tools([unscored])[0][name] for name in ("seconds", "reward_with", "reward_without")] == [None] * 3
+    def step(scored: int, score: float | None, **tools: tuple[float | None, ...]) -> dict[str, Any]:
+        names = ("calls", "errors", "seconds", "rollouts", "score", "scored")
+        every = {name: dict(zip(names, of, strict=True)) for name, of in tools.items()}
+        return {"scored": scored, "score": score, "tools": every}
+
+    steps = [step(3, 2.0, a=(3, 1, 0.5, 2, 1.5, 2)), step(2, 1.5, a=(1, 0, None, 1, 0.0, 0), b=(1, 0, 1.0, 1, 1.0, 1))]
+    a = {"calls": 4, "errors": 1, "seconds": 0.5, "rollouts": 3, "reward_with": 0.75, "reward_without": 2 / 3}
+    b = {"calls": 1, "errors": 0, "seconds": 1.0, "rollouts": 1, "reward_with": 1.0, "reward_without": 0.625}
+    assert data.tools([*steps, step(0, None)]) == [{"name": "a", **a}, {"name": "b", **b}]
+    unscored = {"calls": 1, "errors": 0, "seconds": None, "rollouts": 2, "reward_with": None, "reward_without": None}
+    assert data.tools([step(0, None, c=(1, 0, None, 2, None, 0))]) == [{"name": "c", **unscored}]
 
 
 def test_the_end_of_the_last_log_is_shown(tmp_path: Path) -> None:
