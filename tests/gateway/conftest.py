@@ -19,6 +19,10 @@ from scripted_engine import ScriptedEngine
 from .asking import MODEL
 
 
+def pytest_make_parametrize_id(val: object) -> str | None:
+    return "rendered" if val == str(MODEL) else None  # a test has the same name in every checkout
+
+
 @pytest.fixture
 async def engine() -> AsyncIterator[ScriptedEngine]:
     async with ScriptedEngine() as running:

@@ -76,13 +76,13 @@ def recorded_call(context: Context, session: Session, request: CallRequest) -> C
 
 def _recalled(session: Session) -> deque[RecordedReply]:
     """Read the last calls of the session that an earlier process answered."""
-    store, found = session.store, deque[RecordedReply](maxlen=REMEMBERED)
+    found = deque[RecordedReply](maxlen=REMEMBERED)
     try:
-        last = store.reader.last_calls(session.number, REMEMBERED)
+        last = session.store.reader.last_calls(session.number, REMEMBERED)
     except GatewayError as e:
         log.error("session %s: calls that requests may repeat cannot be read: %s", session.id, e)
         return found
     for position, digest, status, delivered in reversed(last):
-        if position < store.first_call and status in TURNS:
+        if status in TURNS:
             found.append(RecordedReply(session, digest, position, received=delivered, delivered=delivered))
     return found

@@ -105,6 +105,8 @@ def test_a_short_answer_counts_only_as_the_whole_result_of_a_tool() -> None:
     answered(flows, "a", [user("first")], said("42"))
     assert flows.into([result("42")]) == flows.into([result('{"value": " 42 "}')]) == {"a": "quoted"}
     assert flows.into([user("42")]) == flows.into([result("it is 42")]) == flows.into([result('"42"')]) == {}
+    answered(flows, "b", [user("second")], said("twelve letter"))
+    assert flows.into([user("it has twelve letter")]) == {"b": "quoted"}
 
 
 def test_words_that_an_answer_has_from_its_own_prompt_are_no_flow() -> None:

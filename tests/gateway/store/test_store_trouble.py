@@ -50,7 +50,8 @@ async def test_a_refused_call_is_an_error_and_uses_up_no_turn(
             engine.faults.append(Fault(edit=without_tokens))
         assert await ask(session, "two") == 503
     state = gateway.sessions.by_id[session.session_id.encode()]
-    assert (state.turns, state.errors, state.started_turns, gateway.sessions.turns) == (1, 1, 1, 1)
+    counts = state.turns, state.errors, state.started_turns, gateway.sessions.turns, state.next_index
+    assert counts == (1, 1, 1, 1, 2)
     assert (gateway.counters["store_failures"], gateway.counters["turns_invalid"]) == (1, int(invalid))
     for _ in range(200):  # until the store is looked at again
         if (status := await ask(session, "three")) != 503:

@@ -131,7 +131,7 @@ async def test_a_json_schema_and_a_required_call_are_enforced_by_the_engine(
     assert any_object == ({"json": {"type": "object"}} if kind == "sglang" else {"json_object": True})
     _, calls = required["structural_tag"]["format"]["elements"]
     begins = [f'<tool_call>\n{{"name": "{name}", "arguments": ' for name in ("calculator", "look_up")]
-    assert [tag["begin"] for tag in calls["tags"]] == begins
+    assert ([tag["begin"] for tag in calls["tags"]], calls["stop_after_first"]) == (begins, False)
     assert {json.dumps(tag["content"]["json_schema"]) for tag in calls["tags"]} == {json.dumps(PARAMETERS)}
     _, calls = named["structural_tag"]["format"]["elements"]
     assert [tag["begin"] for tag in calls["tags"]] == begins[1:]

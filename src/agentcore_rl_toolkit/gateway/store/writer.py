@@ -74,7 +74,7 @@ class Store:
             self.for_threads = Reader(connect(self.path, read_only=True), self.path)
             deleted = self._database.execute("SELECT DISTINCT session FROM calls EXCEPT SELECT number FROM sessions")
             self.removing = deque((number, 0.0) for (number,) in deleted)
-            self.first_call = self.next_call = 1 + self._number("SELECT max(number) FROM calls")
+            self.next_call = 1 + self._number("SELECT max(number) FROM calls")
             last = "SELECT max(number) FROM (SELECT number FROM sessions UNION SELECT max(session) FROM calls)"
             self.next_session = 1 + self._number(last)
         except (sqlite3.Error, ConfigError) as e:
