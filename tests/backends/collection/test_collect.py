@@ -86,12 +86,16 @@ async def test_the_agent_is_told_the_sessions_address_and_key() -> None:
     }
 
 
-async def test_each_rollout_of_a_group_gets_another_seed() -> None:
-    replay = Replay([good(), good()])
-    requests = [GroupRequest(input_id="a", payload={}, n=2)]
-    config = CollectConfig(sampling_params={"seed": 5})
-    await collect_async(requests, client=replay.client, gateway=replay.gateway, config=config)
-    assert sorted(payload["_rollout"]["sampling_params"]["seed"] for payload in replay.invoked) == [5, 6]
+async def test_each_rollout_of_a_run_gets_another_seed_and_a_second_run_the_same_ones() -> None:
+    found = []
+    for _ in range(2):
+        replay = Replay([good(input_id=name) for name in "aabb"])
+        requests = [GroupRequest(input_id=name, payload={}, n=2) for name in "ab"]
+        config = CollectConfig(sampling_params={"seed": 5})
+        await collect_async(requests, client=replay.client, gateway=replay.gateway, config=config)
+        found.append(sorted(payload["_rollout"]["sampling_params"]["seed"] for payload in replay.invoked))
+    assert found[0] == found[1]
+    assert len(set(found[0])) == 4
 
 
 RECORD_ERROR = {"status_code": 500, "stop_reason": "boom", "traceback": "Traceback ... boom", "rewards": 1.0}

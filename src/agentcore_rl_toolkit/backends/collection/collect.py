@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
@@ -157,11 +158,13 @@ class _Collection:
                     self.sessions.end(self.session_ids)
 
     def _sampling_params(self, rollout: _Rollout) -> dict[str, Any] | None:
-        """Return the sampling parameters of a rollout. One seed would make all rollouts of a group the same sample."""
+        """Return the sampling parameters of a rollout. Each rollout has another seed, which is the same in a second run."""
         found: dict[str, Any] = {} if self.config.evaluation else dict(WHOLE_DISTRIBUTION)
-        found |= {**(self.config.sampling_params or {}), **(rollout.request.sampling_params or {})}
-        if isinstance(found.get("seed"), int):
-            found["seed"] += rollout.index  # as engines do for the parameter n
+        found |= self.config.sampling_params or {}
+        if isinstance(seed := found.get("seed"), int):  # equal seeds would give equal or dependent samples
+            name = f"{rollout.request.input_id}/{rollout.index}"
+            found["seed"] = (seed + zlib.crc32(name.encode())) % 2**31
+        found |= rollout.request.sampling_params or {}
         return found or None
 
     async def _watch_gateways(self, sessions: Sessions, rollouts: Sequence[_Rollout]) -> None:
