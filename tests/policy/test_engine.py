@@ -88,6 +88,20 @@ def test_a_failing_step_ends_its_requests_and_not_the_engine(
     assert len(engine.generate([[5, 6]], SamplingParams(max_tokens=2, ignore_eos=True))[0].token_ids) == 2
 
 
+def test_a_listener_is_called_at_the_first_token_then_every_few_and_at_the_end(engine: Engine) -> None:
+    seen, done = list[int](), threading.Event()
+
+    def listen(generation: Generation) -> None:
+        seen.append(len(generation.token_ids))
+        if generation.finish_reason is not None:
+            done.set()
+
+    params = SamplingParams(max_tokens=20, ignore_eos=True)
+    engine.submit([Generation(prompt_ids=[0, 575], params=params, listener=listen, notify_every=8)])
+    assert done.wait(30)
+    assert seen == [1, 8, 16, 20]
+
+
 def test_weights_that_overflow_are_told_and_not_sampled_from(engine: Engine, hf: tuple[Any, Any]) -> None:
     state = {name: tensor.clone() for name, tensor in hf[0].state_dict().items()}
     state["model.norm.weight"] *= 1e36

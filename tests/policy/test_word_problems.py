@@ -9,7 +9,7 @@ import pytest
 from agentcore_rl_toolkit.policy.word_problems import calculate, problems, reward
 
 
-def test_splits_share_no_problem() -> None:
+def test_splits_share_no_problem_and_a_seed_gives_the_same_ones() -> None:
     train = {p.prompt for seed in range(3) for p in problems("train", 300, seed=seed)}
     held_out = {p.prompt for seed in range(3) for p in problems("held_out", 200, seed=seed)}
     assert len(held_out) > 500

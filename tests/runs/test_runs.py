@@ -146,8 +146,9 @@ def test_the_whole_text_is_searched_also_after_a_rollout_was_written_again(tmp_p
         for text in ("NEEDLE-7", "世界", "世界 need", "edle"):
             assert reader.ids(Query(text=text)) == [1, 3], text
         assert reader.ids(Query(text="nothing")) == [2]
-    with pytest.raises(ConfigError, match="at least 2 characters"):
-        Query(text="x")
+    for refused, why in (({"text": "x"}, "at least 2 characters"), ({"sort": "id; DROP TABLE rollouts"}, "sorted")):
+        with pytest.raises(ConfigError, match=why):
+            Query(**refused)  # type: ignore[arg-type]
 
 
 def test_a_tool_may_have_any_name_and_an_empty_text_is_no_filter(tmp_path: Path) -> None:
@@ -221,11 +222,6 @@ def test_tokens_are_sampled_usable_and_with_gradient(tmp_path: Path) -> None:
         [tokens] = map(TokenSequence.decoded, found["sequences"])
         assert tokens.advantages == turns
         assert reader.ids(Query(gradient=True)) == [1, found["id"]]
-
-
-def test_a_query_takes_columns_only() -> None:
-    with pytest.raises(ConfigError, match="sorted"):
-        Query(sort="id; DROP TABLE rollouts")
 
 
 def test_steps_have_means_spreads_and_counts(run: Path) -> None:

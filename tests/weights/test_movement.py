@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,32 +23,6 @@ from agentcore_rl_toolkit.weights.publishing import gap
 from serving import hosted
 
 PROMPT = list(range(20, 84))
-
-
-def changes(n: int, size: float, share: float, rounding: float) -> tuple[list[float], list[float]]:
-    """Changes of a trainer's logprobs, and of an engine's that took this share of them, with rounding of its own."""
-    r = random.Random(0)
-    trainer = [r.gauss(0, size) for _ in range(n)]
-    return trainer, [share * x + r.gauss(0, rounding) for x in trainer]
-
-
-@pytest.mark.parametrize(
-    ("size", "share", "rounding", "arrived"),
-    [
-        (0.1, 1.0, 0.03, True),
-        (0.1, 0.0, 0.001, False),
-        (0.005, 0.0, 0.0, False),  # an engine that does nothing is found long before its gap is large
-        (0.0005, 0.0, 0.0, None),  # too small to tell
-        (0.0005, 1.0, 0.03, None),
-        (0.005, 0.0, 0.03, None),  # this may be rounding
-        (0.0, 1.0, 0.0, None),  # such as the first publish of an adapter
-    ],
-)
-def test_an_engine_is_judged_when_the_change_is_large_enough(
-    size: float, share: float, rounding: float, arrived: bool | None
-) -> None:
-    movement = Movement.of(*changes(1000, size, share, rounding), noise=0.01)
-    assert movement.arrived is arrived
 
 
 @pytest.mark.parametrize(
@@ -73,6 +46,7 @@ def test_a_movement_has_the_slope_of_least_squares_and_at_least_the_error_of_the
     assert (movement.slope, movement.size**2) == (pytest.approx(5 / 6), pytest.approx(5 / 6))
     assert movement.error**2 == pytest.approx((1 / 36 + 25 / 36 + 1 / 9) / 3 / 6)
     assert Movement.of([1.0, 1.0, 2.0], [1.0, 1.0, 2.0], noise=0.6).error ** 2 == pytest.approx(0.06)
+    assert Movement.of([0.0], [1.0], noise=0.1).arrived is None  # such as the first publish of an adapter
 
 
 class Fixed:

@@ -299,6 +299,10 @@ def test_vllm_is_paused_loaded_and_resumed_in_this_order(stand_in: tuple[str, To
         ("/resume", {}),
         ("/weight_info", None),
     ]
+    for status, hint in ((404, "VLLM_SERVER_DEV_MODE=1"), (500, "--worker-extension-cls"), (503, r"503 \{\}$")):
+        reply.answers["/pause?mode=wait"] = (status, {})
+        with pytest.raises(WeightsError, match=hint):
+            publish(tmp_path, 7, [EngineAddress(url=url, engine="vllm")])
 
 
 def test_calls_that_run_continue_with_the_loops_new_weights(stand_in: tuple[str, Told], tmp_path: Path) -> None:
@@ -330,6 +334,12 @@ def test_sglang_updates_from_disk(stand_in: tuple[str, Told], tmp_path: Path) ->
     with pytest.raises(WeightsError, match="no such folder"):
         publish(tmp_path, 8, [EngineAddress(url=url, engine="sglang")])
     assert reply.asked[-1][0] == "/continue_generation", "it goes on with what it has"
+    entries = [[None, 5, None], [-0.5, 6, None], [-0.25, 7, None]]
+    reply.answers["/generate"] = (200, {"meta_info": {"input_token_logprobs": entries}})
+    assert EngineAddress(url=url, engine="sglang").connect().logprobs([5, 6, 7]) == [-0.5, -0.25]
+    sampling = {"max_new_tokens": 1, "temperature": 0.0}
+    asked = {"input_ids": [5, 6, 7], "sampling_params": sampling, "return_logprob": True, "logprob_start_len": 0}
+    assert reply.asked[-1] == ("/generate", asked)
 
 
 def test_an_engine_that_says_another_version_is_caught(stand_in: tuple[str, Told], tmp_path: Path) -> None:
