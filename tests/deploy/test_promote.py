@@ -31,7 +31,7 @@ from agentcore_rl_toolkit.deploy import agent as deployed_agent
 from agentcore_rl_toolkit.deploy import resources
 from agentcore_rl_toolkit.deploy.calls import Calls, RefusedError
 from agentcore_rl_toolkit.deploy.models import bedrock, sagemaker
-from agentcore_rl_toolkit.deploy.models.facts import INSTANCES, ModelFacts, instance_for, read_model, refusals_of_import
+from agentcore_rl_toolkit.deploy.models.facts import ModelFacts, instance_for, read_model, refusals_of_import
 from agentcore_rl_toolkit.deploy.models.sagemaker import SageMakerEndpoint
 from agentcore_rl_toolkit.errors import ConfigError
 from agentcore_rl_toolkit.gateway.testing import ScriptedModel
@@ -960,7 +960,21 @@ def test_the_smallest_instance_that_fits_is_taken() -> None:
     with pytest.raises(ConfigError, match="--instance"):
         instance_for(facts(bytes=10**12), None)
     assert instance_for(facts(bytes=10**12), "ml.of.tomorrow") == ("ml.of.tomorrow", 1)
-    assert all(gpus in (1, 4, 8) for gpus, _ in INSTANCES.values())
+
+
+@pytest.mark.parametrize(
+    ("size", "gpus", "memory_gb"),
+    [
+        *(("g6.xlarge", 1, 24), ("g6.2xlarge", 1, 24), ("g5.2xlarge", 1, 24), ("g6e.2xlarge", 1, 48)),
+        *(("g6.12xlarge", 4, 96), ("g5.12xlarge", 4, 96), ("g6e.12xlarge", 4, 192)),
+        *(("p4d.24xlarge", 8, 320), ("p5.48xlarge", 8, 640)),
+    ],
+)
+def test_a_model_may_fill_an_instance(size: str, gpus: int, memory_gb: int) -> None:
+    most = int(memory_gb * 10**9 / 1.15)
+    assert instance_for(facts(bytes=most - 1, heads=64, cache_bytes=0), f"ml.{size}") == (f"ml.{size}", gpus)
+    with pytest.raises(ConfigError, match=rf"about {memory_gb} GB .* has less"):
+        instance_for(facts(bytes=most + 1, heads=64, cache_bytes=0), f"ml.{size}")
 
 
 def test_an_instance_has_room_for_a_context_and_shares_heads_evenly(tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
+from unittest.mock import AsyncMock
+
 import pytest
 
-from agentcore_rl_toolkit._servers.host_check import HostCheck
+from agentcore_rl_toolkit._servers.host_check import CheckedApp, HostCheck
 
 OWN = [
     "127.0.0.1:8000",
@@ -75,12 +77,6 @@ def test_a_page_of_the_server_itself_passes_with_the_same_port(host: bytes, orig
     assert (HostCheck().refusal(host, origin) is None) is passes
 
 
-def test_an_origin_does_not_pass_because_its_host_was_seen() -> None:
-    check = HostCheck()
-    assert check.refusal(b"localhost:1", None) is None
-    assert check.refusal(b"localhost:1", b"http://evil.example") is not None
-
-
 def test_allowed_names_and_patterns() -> None:
     check = HostCheck(allowed=["gw.example", "*.svc.cluster.local", "localhost:3000"])
     for host in (b"gw.example:443", b"GW.example", b"policy.default.svc.cluster.local"):
@@ -96,6 +92,23 @@ def test_a_server_beyond_loopback_knows_this_machines_name(monkeypatch: pytest.M
     for name in (b"node7", b"node7.lab.example:80"):
         assert HostCheck(("0.0.0.0",)).refusal(name, None) is None
         assert HostCheck(("127.0.0.1",)).refusal(name, None) is not None
+
+
+@pytest.mark.parametrize(
+    ("kind", "hosts", "statuses"),
+    [
+        ("http", ["localhost"], []),
+        ("http", ["a.b"], [421]),
+        ("http", ["localhost"] * 2, [421]),
+        ("lifespan", ["a.b"], []),
+    ],
+)
+async def test_an_application_gets_only_requests_that_pass(kind: str, hosts: list[str], statuses: list[int]) -> None:
+    app, send = AsyncMock(), AsyncMock()
+    scope = {"type": kind, "headers": [(b"host", host.encode()) for host in hosts]}
+    await CheckedApp(app, HostCheck())(scope, None, send)
+    assert [call[0][0]["status"] for call in send.call_args_list[:1]] == statuses
+    assert app.called is not bool(statuses)
 
 
 def test_a_refusal_shows_no_character_that_a_terminal_obeys() -> None:

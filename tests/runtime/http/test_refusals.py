@@ -32,6 +32,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"agentRuntimeArtifact": {"codeConfiguration": CODE}}, "agentRuntimeArtifact"),
     ({"lifecycleConfiguration": {"idleRuntimeSessionTimeout": 700, "maxLifetime": 600}}, "lifecycleConfiguration"),
     ({"lifecycleConfiguration": {"idleRuntimeSessionTimeout": 60, "maxLifetime": 28_801}}, "maxLifetime"),
+    ({"lifecycleConfiguration": {"idleRuntimeSessionTimeout": 59}}, "idleRuntimeSessionTimeout"),
     ({"authorizerConfiguration": JWT}, "authorizerConfiguration"),
     ({"protocolConfiguration": {"serverProtocol": "MCP"}}, "protocolConfiguration"),
 ]

@@ -40,7 +40,7 @@ class ContainerProcess(SessionProcess):
         self.ended: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
         self._engine, self._settings, self._name, self._log_path = engine, settings, name, log_path
         self._created = self._stopping = False
-        self._port = 0
+        self._port: int
         self._tasks = Tasks()
 
     async def start(self) -> None:
