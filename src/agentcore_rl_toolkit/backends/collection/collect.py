@@ -162,8 +162,7 @@ class _Collection:
         found: dict[str, Any] = {} if self.config.evaluation else dict(WHOLE_DISTRIBUTION)
         found |= self.config.sampling_params or {}
         if isinstance(seed := found.get("seed"), int):  # equal seeds would give equal or dependent samples
-            name = f"{rollout.request.input_id}/{rollout.index}"
-            found["seed"] = (seed + zlib.crc32(name.encode())) % 2**31
+            found["seed"] = (seed + zlib.crc32(f"{rollout.request.input_id}/{rollout.index}".encode())) % 2**31
         found |= rollout.request.sampling_params or {}
         return found or None
 

@@ -228,8 +228,7 @@ async def _evaluate(
         places=places,
         weight_version=version,
         on_rollout=lambda rollout: observe("rollout", {"phase": when, "rollout": rollout}),
-        recording=services.recording
-        and services.recording.at(when if when in ("before", "after") else "eval", version),
+        recording=services.recording and services.recording.at("eval" if when.startswith("step-") else when, version),
     )
     scores = [rollout.score for group in groups for rollout in group.rollouts if rollout.score is not None]
     observe(

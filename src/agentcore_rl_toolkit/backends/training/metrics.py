@@ -71,15 +71,13 @@ class Sums:
     def metrics(self) -> dict[str, float | None]:
         """Return the step's metrics. They are None if nothing was trained or the service gives no logprobs."""
         tokens = self._sums["tokens"]
-        found: dict[str, float | None] = {name: _joined(name, values) for name, values in self._service.items()}
+        found: dict[str, float | None] = {"loss": None, "grad_norm": None}
+        found |= {name: _joined(name, values) for name, values in self._service.items()}
         if (losses := self._service.get("loss")) is not None:
             found["loss"] = math.fsum(losses) / self._sums["minibatches"]
         if (means := self._service.get("kl_start")) is not None:
             found["kl_start"] = fmean(means, weights=self._tokens)
-        return {
-            "loss": None,
-            "grad_norm": None,
-            **found,
+        return found | {
             "logprob_gap": self._gap,
             "kl_sampler": self._sums["kl_sampler"] / tokens if tokens else None,
             "clip_fraction": self._sums["clipped"] / tokens if tokens and self._loss in ("ppo", "cispo") else None,
