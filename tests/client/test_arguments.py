@@ -93,7 +93,6 @@ def test_an_id_that_is_too_long_for_a_file_is_refused_before_the_invoke(
         (1_024, 25, 11, 11),
         (300, 25, 10, 150),
         (1, 25, 10, 1),
-        (4_096, 100, 10, 512),
         (resource.RLIM_INFINITY, 100, 10, 512),
     ],
 )

@@ -28,7 +28,6 @@ class Protocol(asyncio.Protocol):
     [
         (1_024, 4_096, [(4_096, 4_096)]),
         (1_024, resource.RLIM_INFINITY, [(65_536, resource.RLIM_INFINITY)]),
-        (1_024, 100_000, [(65_536, 100_000)]),
         (4_096, 4_096, []),
         (90_000, 100_000, []),
         (resource.RLIM_INFINITY, resource.RLIM_INFINITY, []),

@@ -86,10 +86,9 @@ def test_a_cluster_that_does_not_answer_is_an_error_in_time(monkeypatch: pytest.
 
 @pytest.mark.parametrize(
     ("cpus", "memory_mb", "session_mb", "capacity"),
-    [(0.01, None, None, 1), (2, None, None, 100), (4, 640, None, 8), (4, 640, 128, 4), (0.1, 640, 1, 5)],
+    [(0.01, 9e9, None, 1), (2, 9e9, None, 100), (4, 640, None, 8), (4, 640, 128, 4), (0.1, 640, 1, 5), (1, 1, None, 1)],
 )
-def test_a_node_has_room_for_its_share(
-    cpus: float, memory_mb: int | None, session_mb: int | None, capacity: int
-) -> None:
-    resources = {"CPU": cpus} if memory_mb is None else {"CPU": cpus, "memory": memory_mb * 2**20}
-    assert _capacity(resources, None if session_mb is None else session_mb * 2**20) == capacity
+def test_a_node_has_room_for_its_share(cpus: float, memory_mb: float, session_mb: int | None, capacity: int) -> None:
+    resources = {"CPU": cpus, "memory": memory_mb * 2**20}
+    assert _capacity(resources, session_mb and session_mb * 2**20) == capacity
+    assert _capacity({"CPU": cpus}, None) == max(1, int(50 * cpus))

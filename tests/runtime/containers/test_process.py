@@ -63,7 +63,6 @@ def make(engine: Any, tmp_path: Path) -> Callable[..., ContainerProcess]:
         (shown(7), MEMORY, 7, "its container ended with status 7"),
         (shown(128), {}, 128, "its container ended with status 128"),
         (shown(129), MEMORY, -1, "its container ended with status 129"),
-        (shown(137), {}, -9, "its container ended with status 137"),
         (shown(137), MEMORY, -9, "killed from outside, as the kernel does above its memory limit (96 MiB)"),
         (shown(137, OOMKilled=True), MEMORY, -9, "killed for using more than its memory limit (96 MiB)"),
         (shown(137, OOMKilled=True), {}, -9, "killed for using more than the machine's memory"),
@@ -150,6 +149,8 @@ async def test_a_command_ends_with_its_status_and_output(
     run.start = lambda detach: asyncio.sleep(0) if detach else opened(hung)()
     assert await session.command("sleep", write, 60) == CommandEnd(-signal.SIGKILL, timed_out=True)
     assert engine.exec.call_args[0][0][-1] == "kill -9 -42 || kill -9 42"
+    engine.exec.side_effect = EngineError("no room", status=500)
+    assert await session.command("true", write, 60) == CommandEnd(-1, error="no room")
     engine.show.return_value = shown(0)
     await session.ended
     assert await session.command("true", write, 60) == KILLED
