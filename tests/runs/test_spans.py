@@ -121,7 +121,9 @@ def test_two_calls_of_one_tool_are_two_spans() -> None:
     calls = [{"turn_id": f"t{i}", "started_s": 100.0 + i, "finished_s": 100.5 + i} for i in range(3)]
     found = list(spans_of(vars(rollout(calls=calls, dialogue=[asked, asked, asked]))))
     assert len({span.id for span in found}) == len(found)
-    assert [span.name for span in found].count("execute_tool calculator") == 2
+    tools = [(span.start_s, span.end_s) for span in found if span.name == "execute_tool calculator"]
+    assert tools == [(100.5, 101.0), (101.5, 102.0)]
+    assert seconds_of_tools(vars(rollout(dialogue=[]))) == {}
 
 
 def test_an_example_in_the_prompt_and_a_call_of_another_form_are_no_tools_of_the_rollout() -> None:
