@@ -24,11 +24,8 @@ class Failure:
 
     @classmethod
     def of(cls, outcome: object, error: str | None, traceback: str | None) -> Failure:
-        frames = [
-            (path, line, code)
-            for path, line, code in _FRAME.findall(traceback or "")
-            if not any(text in path for text in _NOT_THEIRS)
-        ]
+        every = _FRAME.findall(traceback or "")
+        frames = [frame for frame in every if not any(text in frame[0] for text in _NOT_THEIRS)]
         reason = str(error) if outcome == "ok" else f"{outcome}: {error}"  # without a reward
         if not frames:
             return cls(reason)

@@ -207,9 +207,8 @@ def _facts(side: Side, rollouts: list[Rollout], means: Mapping[str, float], shar
     deployed = str(config.get("agent")).startswith("arn:") and seconds
     hours = read_object(side.folder / "summary.json").get("elapsed_s", 0.0) / 3600
     per_hour = dollars_per_hour_at(str(config.get("base_url")))
-    ends = (
-        each["cause"] if each["outcome"] == "ok" else each["outcome"] for each in rollouts
-    )  # a scorer may have failed
+    # A scorer may fail after a rollout that ended ok.
+    ends = (each["cause"] if each["outcome"] == "ok" else each["outcome"] for each in rollouts)
     return {
         "name": side.name,
         "folder": str(side.folder),
