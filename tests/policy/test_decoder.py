@@ -140,10 +140,8 @@ def test_models_that_are_not_small_go_to_a_gpu_where_there_is_one(monkeypatch: p
         assert [loading.placement(sizes.parameters) for sizes in (small, large)] == [("cpu", torch.float32), there]
         found = (large.engine, large.training(False), large.training(True))
         assert found == tuple(n * 10**7 for n in bytes_of_large)
-    assert [Sizes(family="x", fast=True, parameters=n).text for n in (10**6, 999_000)] == [
-        "1 million parameters",
-        "1.00 million parameters",
-    ]
+    texts = [Sizes(family="x", fast=True, parameters=n).text for n in (10**6, 999_000)]
+    assert texts == ["1 million parameters", "1.00 million parameters"]
 
 
 def test_free_memory_is_that_of_the_machine_or_of_its_control_group(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from agentcore_rl_toolkit._servers.host_check import HostCheck
-from agentcore_rl_toolkit.runs import Query, Rollout, RunReader, RunWriter, TokenSequence
+from agentcore_rl_toolkit.runs import Query, Rollout, RunReader, RunWriter, TokenSequence, write_config
 from agentcore_rl_toolkit.runs.folder import ROLLOUTS
 from agentcore_rl_toolkit.view import data
 from agentcore_rl_toolkit.view.export import sample
@@ -119,11 +119,13 @@ def test_the_end_of_the_last_log_is_shown(tmp_path: Path) -> None:
 
 
 def test_every_bar_of_a_histogram_leads_to_its_rollouts(tmp_path: Path) -> None:
-    rollouts = [rollout(n, reward=n / 40, score=n / 40) for n in range(41)]
-    failed = rollout(99, outcome="agent_error", reward=None, score=0.0)
+    rollouts = [rollout(n, reward=1 + n / 41, score=1 + n / 41) for n in range(42)]
+    failed = rollout(99, outcome="agent_error", reward=None, score=1.0)
     with RunReader(write(tmp_path / "run", *rollouts, failed)) as run:
         bars = data.evaluation(run, Query(phase="eval"))["histogram"]
-        assert sum(bar["n"] for bar in bars) == 42
+        assert [bar["n"] for bar in bars] == [5, 3, 4, 3, 4, 3, 3, 4, 3, 4, 3, 4]
+        assert [bar["at"] for bar in bars] == pytest.approx([1 + k / 12 for k in range(12)])
+        assert [bar["at"] for bar in data.histogram([float(n) for n in range(12)])] == list(range(12))
         for bar in bars:
             assert run.count(Query(reward_from=bar["from"], reward_to=bar["to"])) == bar["n"]
 
@@ -205,5 +207,7 @@ def test_a_run_is_in_the_list_as_soon_as_its_database_is_there(tmp_path: Path) -
     runs = data.Runs([], tmp_path)
     (tmp_path / "new").mkdir()
     assert runs.heads() == []
-    write(tmp_path / "new", rollout(0))
-    assert [head["name"] for head in runs.heads()] == ["new"]
+    trained = (rollout(n, phase="train", step=step) for n, step in ((1, 0), (2, None)))
+    write_config(write(tmp_path / "new", rollout(0), *trained), {"model": "models/m"})
+    [head] = runs.heads()
+    assert [head[name] for name in ("name", "steps", "rewards", "model", "data")] == ["new", 1, [1.0], "m", None]
