@@ -15,7 +15,6 @@ def test_splits_share_no_problem_and_a_seed_gives_the_same_ones() -> None:
     assert len(held_out) > 500
     assert not train & held_out
     found = [p for split in ("train", "held_out") for seed in (0, 1) for p in problems(split, 300, seed=seed)]  # type: ignore[arg-type]
-    assert found[0].prompt == "Hugo finds 97 stamps on Monday and 95 on Tuesday. How many stamps in total?"
     assert hashlib.sha256(repr(found).encode()).hexdigest()[:16] == "e3c51c63902e2125"
 
 
