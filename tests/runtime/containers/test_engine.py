@@ -91,6 +91,18 @@ def test_a_session_outlives_the_engines_streams_and_its_container_goes_with_it(p
     wait_for(lambda: containers() == [])
 
 
+def test_a_container_is_removed_when_the_engine_answers_again(proxy: Proxy, server: Server) -> None:
+    agent, session_id = Agent(server), new_session_id()
+    agent.invoke({}, session_id)
+    proxy.is_away = True
+    proxy.break_all()
+    agent.stop(session_id)
+    threading.Timer(3.0, setattr, (proxy, "is_away", False)).start()
+    wait_for(lambda: containers() == [])
+    ended = wait_for(lambda: server.ended(session_id))
+    assert ended["state"] == "stopped"
+
+
 def test_a_runtime_ends_without_its_engine_and_the_next_one_removes_the_container(
     proxy: Proxy, server: Server, start_server: Callable[..., Server]
 ) -> None:

@@ -93,6 +93,17 @@ def test_each_session_is_a_container_of_its_own(agent: Agent, session_id: str) -
     wait_for(lambda: len(containers()) == 1)
 
 
+@pytest.mark.nightly
+def test_a_stopped_session_gets_sigterm_and_the_id_a_fresh_container(agent: Agent, session_id: str) -> None:
+    before = agent.invoke({}, session_id)["host"]
+    agent.stop(session_id)
+    assert agent.invoke({}, session_id)["host"] != before
+    ended = wait_for(lambda: agent.server.ended(session_id))
+    assert (ended["state"], ended["exit_status"]) == ("stopped", 0)
+    assert "stopping" in Path(ended["log"]).read_text()
+    assert "listening" in "".join(agent.server.view.log(session_id))
+
+
 @pytest.mark.system
 def test_commands_run_in_the_sessions_container(agent: Agent, session_id: str) -> None:
     host = agent.invoke({}, session_id)["host"]
@@ -104,10 +115,52 @@ def test_commands_run_in_the_sessions_container(agent: Agent, session_id: str) -
 
 
 @pytest.mark.nightly
+def test_a_session_that_dies_is_a_424_and_leaves_nothing(agent: Agent, session_id: str) -> None:
+    with pytest.raises(botocore.exceptions.ClientError, match="ended with status 7") as caught:
+        agent.invoke({"do": "die"}, session_id)
+    assert caught.value.response["ResponseMetadata"]["HTTPStatusCode"] == 424
+    ended = wait_for(lambda: agent.server.ended(session_id))
+    assert (ended["state"], ended["exit_status"]) == ("crashed", 7)
+    assert "dying on purpose" in "".join(agent.server.view.log(session_id))
+    wait_for(lambda: containers() == [])
+
+
+@pytest.mark.nightly
+def test_a_session_killed_for_its_memory_says_so(agent: Agent, session_id: str) -> None:
+    with pytest.raises(botocore.exceptions.ClientError, match=r"memory limit \(96 MiB\)"):
+        agent.invoke({"do": "fill", "mb": 200}, session_id)
+    ended = wait_for(lambda: agent.server.ended(session_id))
+    assert ended["state"] == "crashed"
+    assert "memory limit" in ended["error"]
+
+
+@pytest.mark.nightly
+def test_an_image_that_does_not_start_is_a_424_with_its_own_words(server: Server) -> None:
+    broken = Agent(server, environmentVariables={"FAIL": "no model was given"})
+    session_id = new_session_id()
+    with pytest.raises(botocore.exceptions.ClientError) as caught:
+        broken.invoke({}, session_id)
+    assert caught.value.response["ResponseMetadata"]["HTTPStatusCode"] == 424
+    [ended] = [s for s in server.view.sessions(ended=True) if s["session_id"] == session_id]
+    assert ended["state"] == "failed_to_start"
+    assert "status 1" in ended["error"]
+    assert "cannot start: no model was given" in ended["error"]
+
+
+@pytest.mark.nightly
 def test_an_image_that_is_not_there_fails_the_creation(server: Server) -> None:
     state = server.settled(server.create("localhost/agentcore-rl-test/absent"))
     assert state["status"] == "CREATE_FAILED"
     assert "has no image 'localhost/agentcore-rl-test/absent'" in state["failureReason"]
+
+
+@pytest.mark.nightly
+def test_an_image_that_is_not_ready_in_time_is_a_424(engine_storage: Path, start_server: Callable[..., Server]) -> None:
+    server = start_server("--set", "init_timeout=2")
+    slow = Agent(server, environmentVariables={"SLOW": "60"})
+    with pytest.raises(botocore.exceptions.ClientError, match="Runtime initialization time exceeded"):
+        slow.invoke({}, new_session_id())
+    wait_for(lambda: containers() == [])
 
 
 @pytest.mark.system
