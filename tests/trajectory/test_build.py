@@ -44,6 +44,7 @@ def test_turns_that_extend_each_other_become_one_sequence() -> None:
     assert sequence.turn_ids == ["t0", "t1"]
     assert sequence.weight == 1.0
     assert result.report.trained_token_share == 1.0
+    assert result.report.branches == 0
     counts = {"turns": 2, "sequences": 1, "sampled_tokens": 3, "trained_tokens": 3, "sequence_tokens": 13}
     assert result.report == FidelityReport(**counts, weight_version_min=3, weight_version_max=3)
 
@@ -54,6 +55,11 @@ def test_the_documented_example_prints_what_the_document_shows(capsys: pytest.Ca
     assert found
     exec(found[1], {})
     assert capsys.readouterr().out == found[2]
+
+
+def test_order_of_arrival_does_not_matter() -> None:
+    turns = [turn(0, PROMPT, [20]), turn(1, [*PROMPT, 20, 30], [21]), turn(2, [*PROMPT, 20, 30, 21, 31], [22])]
+    assert build_trajectory("s", turns[::-1]) == build_trajectory("s", turns)
 
 
 def test_a_shared_turn_is_trained_in_one_branch_only() -> None:
@@ -99,8 +105,16 @@ def test_untrainable_turns_are_counted_and_leave_context_only() -> None:
 
 def test_nothing_sampled_has_no_share() -> None:
     result = build_trajectory("s", [])
-    assert (result.sequences, result.report) == ([], FidelityReport())
+    assert result.sequences == []
+    assert result.report == FidelityReport()
     assert result.report.trained_token_share is None
+
+
+def test_the_same_record_twice_is_one_turn() -> None:
+    result = build_trajectory("s", [turn(0, PROMPT, [20]), turn(0, list(PROMPT), [20])])
+    assert len(result.sequences) == 1
+    assert result.report.turns == 1
+    assert result.report.duplicate_turns == 1
 
 
 def test_two_different_turns_with_one_id_are_an_error_that_names_it() -> None:
@@ -162,7 +176,6 @@ def test_a_side_conversation_is_told_from_a_rewritten_history() -> None:
     assert cause(main, side, back) == {"sub_agent": 1}
     named = turn(1, side.prompt_ids, [40], branch_reason="history_rewritten")
     assert cause(main, named, back) == {"history_rewritten": 1}
-    assert cause(main, turn(1, side.prompt_ids, [40], branch_reason="sub_agent")) == {"sub_agent": 1}
     beside = turn(1, side.prompt_ids, [40], started_s=0.0, finished_s=2.0)
     assert cause(turn(0, PROMPT, [20], started_s=1.0, finished_s=3.0), beside, back) == {"parallel_calls": 1}
 
@@ -184,6 +197,11 @@ def test_calls_that_overlap_in_time_are_parallel() -> None:
     assert cause(root, left, later) == {"history_rewritten": 1}
     beginning = turn(2, PROMPT[:5], [22], started_s=2.0, finished_s=4.0)  # it leaves no prompt that it does not begin
     assert cause(root, left, beginning) == {"history_rewritten": 1}
+
+
+def test_the_gateways_own_reason_is_believed() -> None:
+    known = turn(1, [1, 2, 3, 4, 5, 9, 9, 9], [40], branch_reason="sub_agent")
+    assert cause(turn(0, PROMPT, [20]), known) == {"sub_agent": 1}
 
 
 def test_other_tokens_for_the_same_words_are_a_retokenisation() -> None:
@@ -298,10 +316,11 @@ def test_more_tools_open_a_branch_only_in_a_conversation_that_has_grown() -> Non
     def at(index: int, prompt: list[int], *tools: str, system: str = "s") -> Turn:
         return turn(index, prompt, [50 + index], tools=tools, system=system)
 
-    first, more = at(0, PROMPT, "f"), [1, 2, 3, 9, *PROMPT]
-    assert cause(first, at(1, more, "f", "g")) == {"tools_changed": 1}
+    first, longer = at(0, PROMPT, "f"), [1, 2, 3, 9, *PROMPT]
+    assert cause(first, at(1, longer, "f", "g")) == {"tools_changed": 1}
+    assert "tools_changed" not in cause(first, at(1, longer, "f"))
     as_long = [1, 2, 3, 9, 5, 6, 7, 8]
-    for other in (at(1, more, "f"), at(1, more, "g"), at(1, as_long, "f", "g"), at(1, more, "f", "g", system="t")):
+    for other in (at(1, longer, "g"), at(1, as_long, "f", "g"), at(1, longer, "f", "g", system="t")):
         assert "tools_changed" not in cause(first, other)
 
 
