@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
@@ -21,7 +22,8 @@ from agentcore_rl_toolkit.backends.slime.settings import SlimeSettings
 from agentcore_rl_toolkit.backends.tinker.settings import TinkerConfig
 from agentcore_rl_toolkit.backends.trl import TrlConfig
 from agentcore_rl_toolkit.backends.verl.settings import AgentCoreConfig, VerlConfig, translate
-from agentcore_rl_toolkit.client.data import encode_payload, read_rows
+from agentcore_rl_toolkit.client.data import encode_payload, payload_id, read_rows
+from agentcore_rl_toolkit.contract import check_id
 from agentcore_rl_toolkit.errors import ConfigError
 from agentcore_rl_toolkit.gateway.client import gateway_urls
 from examples.loading import load
@@ -77,6 +79,13 @@ def test_a_bad_row_is_named_by_its_line(tmp_path: Path, text: str, match: str) -
     path.write_text(text)
     with pytest.raises(ConfigError, match=match):
         read_rows(path)
+
+
+@pytest.mark.parametrize("value", ["Größe1", "٣٤", "x" * 300, 10**300, -(10**300), "a b", "", "a\n"])
+def test_an_id_that_cannot_stand_in_a_key_gives_a_digest(value: object) -> None:
+    found = payload_id({"id": value})
+    assert check_id(f"{found}-{2**31}-0000001", "input_id")
+    assert found == payload_id({"id": value}) != payload_id({"id": f"{value}2"})
 
 
 @pytest.mark.parametrize(
@@ -159,6 +168,12 @@ def test_a_setting_has_one_name_and_the_published_ones_besides() -> None:
     assert published.replace(lr=1e-3).training.learning_rate == 1e-3
     with pytest.raises(ConfigError, match="`acr_timeout` and `rollout_timeout_s` are names of one setting"):
         SlimeRunner(**ONE, rollout_timeout_s=5, acr_timeout=6)
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_no_group_of_settings_is_larger_than_a_reader_can_keep_in_mind(trainer: type[Settings]) -> None:
+    sizes = Counter(group for group, _ in trainer.known().values())
+    assert max(sizes.values()) <= 40
 
 
 @pytest.mark.parametrize("trainer", TRAINERS)

@@ -45,9 +45,11 @@ def test_another_name_is_refused_and_the_option_is_named(host: str) -> None:
     [
         "null",
         "http://evil.example",
+        "http://localhost:3000",
         "http://127.0.0.1:8000",
         "file://",
         "",
+        "http://",
         "ws://localhost:8000",
     ],
 )
@@ -56,6 +58,12 @@ def test_other_origins_are_refused_whatever_the_host(origin: str) -> None:
     assert refusal is not None
     assert refusal.status == 403
     assert "--allowed-host" in refusal.message
+
+
+def test_an_origin_does_not_pass_because_its_host_was_seen() -> None:
+    check = HostCheck()
+    assert check.refusal(b"localhost:1", None) is None
+    assert check.refusal(b"localhost:1", b"http://evil.example") is not None
 
 
 @pytest.mark.parametrize(

@@ -52,10 +52,6 @@ def test_fresh_tokens_are_those_of_calls_with_this_version_and_the_whole_distrib
     how: dict[str, Any], fresh: list[int]
 ) -> None:
     assert to_datum(SAMPLE, **how).fresh == [False, *map(bool, fresh)]
-    across = replace(
-        SAMPLE, weight_versions=[6, 7, None, 7]
-    )  # the first call continued with the cache of older weights
-    assert [to_datum(across, version=n).fresh for n in (7, 6)] == [[False] * 4 + [True], [False] * 5]
 
 
 def test_samples_without_an_advantage_are_left_out_unless_all_are_wanted() -> None:

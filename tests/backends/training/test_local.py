@@ -45,6 +45,12 @@ def test_a_step_makes_a_praised_token_likelier(model: LocalModel, name: str) -> 
     assert after.logprobs[0][-1] > passed.logprobs[0][-1]
 
 
+def test_logprobs_of_context_do_not_matter_however_far_off_they_are(model: LocalModel) -> None:
+    far = datum(logprobs=[-1000.0, -1000.0, -2.0])
+    metrics = [model.forward_backward("run", [each], LOSS, backward=False).metrics for each in (far, datum())]
+    assert metrics[0] == metrics[1]
+
+
 def test_sampler_and_trainer_agree_at_a_temperature(model: LocalModel) -> None:
     model.create("warm", temperature=0.7)
     [done] = model.sample(None, PROMPT, 1, {"temperature": 0.7, "max_tokens": 24, "seed": 1})

@@ -14,8 +14,9 @@ import pytest
 import torch
 
 from agentcore_rl_toolkit.backends.collection.groups import CollectedRollout, Group, GroupRequest
+from agentcore_rl_toolkit.backends.collection.samples import rollout_samples
 from agentcore_rl_toolkit.backends.training import torch_client
-from agentcore_rl_toolkit.backends.training.batch import Datum
+from agentcore_rl_toolkit.backends.training.batch import Datum, to_datum
 from agentcore_rl_toolkit.backends.training.client import Adam, Loss, Passed
 from agentcore_rl_toolkit.backends.training.loop import update
 from agentcore_rl_toolkit.backends.training.metrics import Sums, group_metrics
@@ -153,6 +154,17 @@ async def test_tokens_of_older_weights_are_trained_and_prove_no_agreement(tmp_pa
     assert metrics["logprob_gap"] is None
     assert model.table[1, 2] > 0.1 > 0 > model.table[1, 3]
     assert metrics["kl_sampler"] > 0
+
+
+def test_a_call_that_continued_with_new_weights_proves_no_agreement() -> None:
+    """Its last tokens are from the weights in training, computed with the cache of older ones."""
+    second: dict[str, Any] = {"weight_version_first": 1, "weight_version_last": 1}
+    turns = [replace(turn(0, [1], [2, 3]), weight_version_last=1), replace(turn(1, [1, 2, 3, 4], [5]), **second)]
+    held = replace(rollout(1.0, [2]), trajectory=build_trajectory("s", turns))
+    [sample] = rollout_samples(held)
+    assert sample.weight_versions == [0, 1, None, 1]
+    assert to_datum(sample, version=1).fresh == [False, False, False, True]
+    assert to_datum(sample, version=0).fresh == [False] * 4
 
 
 async def test_the_numbers_of_a_step_are_those_of_all_its_minibatches(tmp_path: Path) -> None:

@@ -31,10 +31,11 @@ def test_forked_rollouts_train_their_longest_sequence(groups: list[Group]) -> No
 
 def test_rows_that_are_too_long_are_masked(groups: list[Group]) -> None:
     groups = [group.within(30, sequences=1) for group in groups]
-    output, _ = to_trl(groups, num_generations=8, filler_id=7)
+    output, stats = to_trl(groups, num_generations=8, filler_id=7)
     assert any(rollout.mask_reason == "too_long" for group in groups for rollout in group.rollouts)
     lengths = zip(output["prompt_ids"], output["completion_ids"], strict=True)
     assert max(len(p) + len(c) for p, c in lengths) <= 30
+    assert stats.trained_tokens + stats.dropped_tokens == stats.sampled_tokens - unusable(groups)
     names = ("prompt_ids", "completion_ids", "logprobs", "env_mask", REWARD_KEY)
     masked = [k for k, sequence in enumerate(output[SEQUENCE_KEY]) if sequence is None]
     assert {str([output[name][k] for name in names]) for k in masked} == {"[[7], [7], [None], [0], None]"}

@@ -172,3 +172,21 @@ async def test_a_whole_reply_that_began_before_the_change_counts_as_older(
     assert (turn.weight_version_first, turn.weight_version_last) == (1, 2)
     [after] = await call(gateway)
     assert (after.weight_version_first, after.weight_version_last) == (2, 2)
+
+
+async def test_versions_that_are_times_in_milliseconds_count_from_the_first(
+    engine: ScriptedEngine, start_gateway: Start
+) -> None:
+    """A record has spans of versions with 32 bits. Without spans, all tokens but the last count as sampled by the older one."""
+    engine.first_id, engine.last_id = 300, 500
+    gateway = await start_gateway(engine, model_dir=str(MODEL))
+    session, first, last = await opened(gateway), 1_796_040_740_000, 1_796_040_750_000
+
+    def changed(reply: dict[str, Any]) -> None:
+        spans = [{"version": str(first), "start": 0, "end": 2}, {"version": str(last), "start": 2, "end": 8}]
+        reply["choices"][0]["weight_versions"] = spans
+
+    engine.faults.append(Fault(edit=changed))
+    assert await status_of(session) == 200
+    [turn] = (await captured(gateway, session)).turns
+    assert turn.token_versions() == [first] * 7 + [last]

@@ -211,6 +211,7 @@ def test_a_tool_that_is_to_be_held_to_its_schema_says_so_in_each_dialect() -> No
         ("responses", {"input": [{"type": "function_call_output", "call_id": "c"}]}, "input[0]"),
         ("responses", {"text": {"format": {"type": "grammar"}}}, "text.format.type"),
         ("anthropic", {"max_tokens": None}, "max_tokens"),
+        ("anthropic", {"temperature": 1.5}, "temperature"),
         ("anthropic", {"tool_choice": {"type": "tool", "name": "nope"}}, "tool_choice"),
         ("anthropic", {"thinking": {"type": "deep"}}, "thinking.type"),
         ("anthropic", {"messages": [{"role": "user"}]}, "messages[0]"),

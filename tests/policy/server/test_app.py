@@ -108,6 +108,7 @@ def test_stop_strings_end_a_completion_and_penalties_have_no_effect(server: str,
             b'{"prompt": [1], "max_tokens": %s, "token_ids": [1], "sampling_params": {"max_tokens": %s}}' % (n, n)
             for n in (b"0", b"1e999", b"NaN", b'"1"')
         ),
+        b'{"prompt": [1], "temperature": -1, "token_ids": [1], "sampling_params": {"temperature": -1}}',
     ],
 )
 def test_bodies_that_no_engine_could_take_are_400(server: str, body: bytes) -> None:
