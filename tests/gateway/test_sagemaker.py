@@ -108,10 +108,20 @@ async def test_what_goes_beyond_the_tokens_asked_for_is_cut_counted_and_not_reco
     assert gateway.counters["tokens_cut"] == 35
 
 
+async def test_an_answer_ends_at_the_models_stop_token_even_if_the_service_goes_on(
+    model: Recorded, gateway: Gateway
+) -> None:
+    stop = min(Renderer.from_path(MODEL).stop_token_ids)
+    model.replies[0] = {"token_ids": [300, 301, stop, 302, 303], "finish_reason": "length"}
+    answer, [turn] = await say(gateway, max_tokens=600)
+    assert (turn.completion_ids, answer.choices[0].finish_reason) == ([300, 301, stop], "stop")
+    assert model.asked[0][1]["max_tokens"] == 600
+
+
 async def test_new_weights_are_named_in_each_request(model: Recorded, gateway: Gateway) -> None:
     await GatewayClient(gateway.url).set_weight_version_async(4, sampler=ARN.format(2))
-    _, [turn] = await say(gateway, max_tokens=600)
-    assert [(path, params["max_tokens"]) for path, params in model.asked] == [(ARN.format(2), 600)]
+    _, [turn] = await say(gateway)
+    assert [path for path, _ in model.asked] == [ARN.format(2)]
     assert (turn.weight_version_first, turn.weight_version_last) == (4, 4)
 
 
@@ -141,25 +151,38 @@ def failure(code: str, status: int = 400) -> ClientError:
     return ClientError(told, "poll")
 
 
-async def test_a_call_is_repeated_after_errors_that_pass() -> None:
+async def test_a_call_with_expired_credentials_is_repeated_with_fresh_ones() -> None:
     client = mock.Mock()
-    passing = [failure("ExpiredTokenException"), failure("Other", 429), failure("SomeThrottling")]
-    client.poll.side_effect = [*passing, "done"]
+    client.poll.side_effect = [failure("ExpiredTokenException"), "done"]
     caller = Caller(client)
     assert await caller.call("poll") == "done"
     caller.close()
 
 
-async def test_a_name_that_exists_is_no_failure_and_an_operation_is_asked_for_until_it_ends() -> None:
+async def test_a_call_is_repeated_while_the_service_throttles() -> None:
+    client = mock.Mock()
+    client.poll.side_effect = [failure("Other", 429), failure("SomeThrottling"), "done"]
+    caller = Caller(client)
+    assert await caller.call("poll") == "done"
+    caller.close()
+
+
+async def test_a_resource_whose_name_exists_is_not_made_and_no_failure() -> None:
     client = mock.Mock()
     client.make.side_effect = [failure("ResourceInUse"), {}, failure("Other")]
+    caller = Caller(client)
+    assert [await caller.create("make") for _ in range(2)] == [False, True]
+    with pytest.raises(TrainingServiceError):
+        await caller.create("make")
+    caller.close()
+
+
+async def test_an_operation_is_asked_for_until_it_ends() -> None:
+    client = mock.Mock()
     client.execute_sampling_operation.return_value = {"operationId": "o"}
     ends = [{"status": "Pending"}, {"status": "InProgress"}, {"status": "Failed", "errorDetails": "why"}]
     client.get_sampling_operation_result.side_effect = ends
     runtime = SessionRuntime(client, "run", poll_s=0.0)
-    assert [await runtime.create("make") for _ in range(2)] == [False, True]
-    with pytest.raises(TrainingServiceError):
-        await runtime.create("make")
     with pytest.raises(TrainingServiceError, match="operation o ended as Failed: why") as caught:
         await runtime.sample({})
     assert caught.value.code == "Failed"

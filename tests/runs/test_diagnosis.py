@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from agentcore_rl_toolkit.runs import Query, Rollout, RunReader, RunWriter, diagnose
-from agentcore_rl_toolkit.runs.diagnosis import ADVICE
 from runs_that_cannot_learn import SENTENCES, STEPS, write
 
 GROUPS_OR_NUMBERS = ("all_fail", "all_pass", "no_spread", "opposed")  # their sentences count no rollouts
@@ -42,6 +41,18 @@ def test_a_policy_that_solves_its_inputs_has_no_reason_to_explore(tmp_path: Path
         assert [finding.name for finding in diagnose(run)] == ["all_pass"]
 
 
+@pytest.mark.parametrize(("rollout_s", "names"), [(3.0, []), (19.0, ["waiting"])])
+def test_a_trainer_that_waits_a_few_seconds_per_step_is_no_cause(
+    tmp_path: Path, rollout_s: float, names: list[str]
+) -> None:
+    write(tmp_path, "healthy")
+    with RunWriter(tmp_path) as run:
+        for step in range(STEPS):
+            run.event("step", {"step": step, "rollout_s": rollout_s, "train_s": rollout_s / 9})
+    with RunReader(tmp_path) as run:
+        assert [finding.name for finding in diagnose(run)] == names
+
+
 @pytest.mark.parametrize(("outcome", "cause"), [("agent_error", "agent"), ("ok", "scorer")])
 def test_all_failures_count_however_many_different_errors_there_are(tmp_path: Path, outcome: str, cause: str) -> None:
     facts: dict[str, Any] = {"phase": "train", "outcome": outcome, "cause": cause}
@@ -51,7 +62,7 @@ def test_all_failures_count_however_many_different_errors_there_are(tmp_path: Pa
     with RunReader(tmp_path) as run:
         finding = diagnose(run)[0]
     assert finding.text == "400 of 400 rollouts of the last 4 steps failed, for 100 or more different reasons."
-    assert finding.advice == ADVICE[cause]
+    assert f"repair the {cause}" in finding.advice
 
 
 def test_numbers_beyond_all_bounds_oppose_nothing(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,32 @@ from agentcore_rl_toolkit.weights.publishing import gap
 from serving import hosted
 
 PROMPT = list(range(20, 84))
+
+
+def changes(n: int, size: float, share: float, rounding: float) -> tuple[list[float], list[float]]:
+    """Changes of a trainer's logprobs, and of an engine's that took this share of them, with rounding of its own."""
+    r = random.Random(0)
+    trainer = [r.gauss(0, size) for _ in range(n)]
+    return trainer, [share * x + r.gauss(0, rounding) for x in trainer]
+
+
+@pytest.mark.parametrize(
+    ("size", "share", "rounding", "arrived"),
+    [
+        (0.1, 1.0, 0.03, True),
+        (0.1, 0.0, 0.001, False),
+        (0.005, 0.0, 0.0, False),  # an engine that does nothing is found long before its gap is large
+        (0.0005, 0.0, 0.0, None),  # too small to tell
+        (0.0005, 1.0, 0.03, None),
+        (0.005, 0.0, 0.03, None),  # this may be rounding
+        (0.0, 1.0, 0.0, None),  # such as the first publish of an adapter
+    ],
+)
+def test_an_engine_is_judged_when_the_change_is_large_enough(
+    size: float, share: float, rounding: float, arrived: bool | None
+) -> None:
+    movement = Movement.of(*changes(1000, size, share, rounding), noise=0.01)
+    assert movement.arrived is arrived
 
 
 @pytest.mark.parametrize(
@@ -46,7 +73,6 @@ def test_a_movement_has_the_slope_of_least_squares_and_at_least_the_error_of_the
     assert (movement.slope, movement.size**2) == (pytest.approx(5 / 6), pytest.approx(5 / 6))
     assert movement.error**2 == pytest.approx((1 / 36 + 25 / 36 + 1 / 9) / 3 / 6)
     assert Movement.of([1.0, 1.0, 2.0], [1.0, 1.0, 2.0], noise=0.6).error ** 2 == pytest.approx(0.06)
-    assert Movement.of([0.0], [1.0], noise=0.1).arrived is None  # such as the first publish of an adapter
 
 
 class Fixed:
@@ -56,7 +82,8 @@ class Fixed:
 
     def __init__(self, model: Any, dtype: str | None = None) -> None:
         self.model, self._dtype = model, dtype
-        self.sampled: list[tuple[int, ...]] = []  # first token of the prompt, answers, tokens of each, and seed
+        self.sampled: list[tuple[int, int]] = []  # first token of the prompt, and seed
+        self.tokens = 0  # the most that were asked for
 
     def connect(self) -> Fixed:
         return self
@@ -65,7 +92,8 @@ class Fixed:
         return self._dtype
 
     def sample(self, prompt: list[int], *, n: int, max_tokens: int, seed: int) -> list[Sampled]:
-        self.sampled.append((prompt[0], n, max_tokens, seed))
+        self.sampled.append((prompt[0], seed))
+        self.tokens += n * max_tokens
         return [Sampled([], []), Sampled([7, 8], [-1.0, -1.0]), Sampled([9, 10], [-1.0, -1.0])]
 
     def logprobs(self, ids: list[int]) -> list[float]:
@@ -81,13 +109,13 @@ def test_a_proof_follows_the_first_prompt_of_the_policys_own_dialogues() -> None
         found.append(proof.check(model, [first, 21, 22], version, own=own))
         with torch.no_grad():
             model.lm_head.weight.add_(0.1 * torch.randn_like(model.lm_head.weight))
-    assert engine.sampled == [(20, 4, 32, 1), (40, 4, 32, 3)]
+    assert engine.sampled == [(20, 1), (40, 3)]
     assert (found, proof.proved) == ([None, True, True, True], 3)
     assert len(proof._logprobs(model)[0]) == (2 + 2) + 2, "those of the prompt are compared once"
-    engine = Fixed(load_policy()[0], "bfloat16")
-    proof = UpdateProof(engine)  # type: ignore[arg-type]
+    rounding = Fixed(load_policy()[0], "bfloat16")
+    proof = UpdateProof(rounding)  # type: ignore[arg-type]
     assert proof.check(model, [60, 21], 4, own=True) is None
-    assert engine.sampled == [(60, 16, 64, 5)]
+    assert rounding.tokens > engine.tokens, "rounding needs more tokens"
     with torch.no_grad():
         model.lm_head.weight.mul_(1.5)
     with pytest.raises(WeightsError, match=r"changed by .* of the trainer's change"):
