@@ -177,6 +177,9 @@ def test_gateways_have_ports_and_stores_of_their_own(tmp_path: Path, monkeypatch
     words += ["--model", "folder", "--set", "context_tokens=512", "--allowed-host", "a", "--allowed-host", "b"]
     how |= {"port": 9001, "store": "turns/gateway-1"}
     assert service._start(plain.replace(**several), 1, "vllm", ["http://e"], {"ADMIN": "k"}) == (words, how)
+
+
+def test_a_gateway_on_all_addresses_is_reached_at_this_machines_own() -> None:
     urls = service.GatewaySettings(gateway_host="0.0.0.0").public_urls(["http://127.0.0.1:9000/"])
     assert urls == (f"http://{service.own_address()}:9000",)
 
@@ -185,8 +188,7 @@ def test_a_run_begins_with_the_first_step_of_its_process(tmp_path: Path) -> None
     replay = Replay([])
     made = RolloutService(settings(None, tmp_path), replay.client, replay.gateway)
     begun: list[dict[str, int]] = []
-    made.begins(1, evaluations_from=1)  # without a recording
-    made._begun, made.recording = False, SimpleNamespace(forget=lambda **places: begun.append(places))  # type: ignore[assignment]
+    made.recording = SimpleNamespace(forget=lambda **places: begun.append(places))  # type: ignore[assignment]
     for step in (3, 4):
         made.begins(step, evaluations_from=step + 1)
     assert begun == [{"from_step": 3, "evaluations_from": 4}]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from agentcore_rl_toolkit.errors import ConfigError
-from agentcore_rl_toolkit.gateway import Gateway, GatewayConfig, Limits, UpstreamConfig
+from agentcore_rl_toolkit.gateway import Gateway, GatewayConfig, UpstreamConfig
 
 
 def test_an_admin_key_that_everyone_has_or_nobody_can_send_is_refused() -> None:
@@ -34,10 +34,9 @@ def test_an_upstream_that_cannot_be_asked_is_refused(settings: dict[str, Any], e
         UpstreamConfig(**settings)
 
 
-def test_limits_are_16_and_64_mebibytes_and_64_kibibytes() -> None:
-    limits = Limits()
-    assert (limits.body_bytes, limits.reply_bytes, limits.header_bytes) == (16_777_216, 67_108_864, 65_536)
-    assert (GatewayConfig().port, GatewayConfig().limits) == (0, limits)
+def test_a_request_has_at_most_16_mebibytes_and_a_reply_64_unless_it_is_set() -> None:
+    limits = GatewayConfig().limits
+    assert (limits.body_bytes, limits.reply_bytes) == (16 * 2**20, 64 * 2**20)
 
 
 @pytest.mark.parametrize("api_path", ["v1", "/v1", "/v1/"])

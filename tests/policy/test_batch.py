@@ -10,7 +10,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from agentcore_rl_toolkit.policy.batch import Batch, Generation, PrefixCache
+from agentcore_rl_toolkit.policy.batch import BLOCK, Batch, Generation, PrefixCache
 from agentcore_rl_toolkit.policy.decoder import Decoder
 from agentcore_rl_toolkit.policy.loading import load_decoder
 from agentcore_rl_toolkit.policy.model import WEIGHTS_DIR
@@ -83,7 +83,7 @@ def test_logprobs_equal_a_full_forward_also_when_a_turn_goes_on_from_the_last(
             first = len(turn.prompt_ids)
             expected = [full[first + k - 1, token].item() for k, token in enumerate(turn.token_ids)]
             worst = max(worst, *(abs(a - b) for a, b in zip(turn.logprobs, expected, strict=True)))
-    assert [turn.cached_tokens for turn in turns] == [(len(turn.prompt_ids) - 1) // 16 * 16 for turn in turns]
+    assert [turn.cached_tokens for turn in turns] == [(len(turn.prompt_ids) - 1) // BLOCK * BLOCK for turn in turns]
     assert 0.0 < worst < 1e-4
 
 

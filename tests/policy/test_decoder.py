@@ -132,16 +132,30 @@ def test_a_forward_pass_takes_no_tensor_from_the_cpu(name: str, monkeypatch: pyt
     decoder.move_row(1, 2, 5)
 
 
-def test_models_that_are_not_small_go_to_a_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    small, large = (Sizes(family="x", fast=True, parameters=n) for n in (10**7 - 1, 10**7))
-    for gpu, bytes_of_large in ((False, (8, 24, 16)), (True, (2, 18, 6))):  # engine, training, and training with LoRA
-        monkeypatch.setattr(torch.cuda, "is_available", lambda gpu=gpu: gpu)
-        there = ("cuda", torch.bfloat16) if gpu else ("cpu", torch.float32)
-        assert [loading.placement(sizes.parameters) for sizes in (small, large)] == [("cpu", torch.float32), there]
-        found = (large.engine, large.training(False), large.training(True))
-        assert found == tuple(n * 10**7 for n in bytes_of_large)
-    texts = [Sizes(family="x", fast=True, parameters=n).text for n in (10**6, 999_000)]
-    assert texts == ["1 million parameters", "1.00 million parameters"]
+@pytest.mark.parametrize("parameters", [300_000, 10**7 - 1, 10**7, 135_000_000])
+def test_models_that_are_not_small_go_to_a_gpu_where_there_is_one(
+    parameters: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert loading.placement(parameters) == ("cpu", torch.float32)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    there = ("cuda", torch.bfloat16) if parameters >= 10**7 else ("cpu", torch.float32)
+    assert loading.placement(parameters) == there
+
+
+@pytest.mark.parametrize(("gpu", "copies"), [(False, (4 + 4, 4 * 4, 2 * 4)), (True, (2, 4 * 4, 4))])
+def test_training_needs_memory_for_weights_gradients_and_two_moments_or_for_merged_weights(
+    monkeypatch: pytest.MonkeyPatch, gpu: bool, copies: tuple[int, int, int]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    sizes = Sizes(family="x", fast=True, parameters=10**7)
+    engine, trainer, trainer_of_adapters = (10**7 * size for size in copies)
+    found = (sizes.engine, sizes.training(False), sizes.training(True))
+    assert found == (engine, engine + trainer, engine + trainer_of_adapters)
+
+
+def test_a_number_of_parameters_has_decimals_below_a_million() -> None:
+    texts = [Sizes(family="x", fast=True, parameters=n).text for n in (12_000_000, 10**6, 999_000, 300_000)]
+    assert [text.removesuffix(" million parameters") for text in texts] == ["12", "1", "1.00", "0.30"]
 
 
 def test_free_memory_is_that_of_the_machine_or_of_its_control_group(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
-
 import pytest
 
 from agentcore_rl_toolkit.policy.word_problems import calculate, problems, reward
 
 
-def test_splits_share_no_problem_and_a_seed_gives_the_same_ones() -> None:
+def test_splits_share_no_problem() -> None:
     train = {p.prompt for seed in range(3) for p in problems("train", 300, seed=seed)}
     held_out = {p.prompt for seed in range(3) for p in problems("held_out", 200, seed=seed)}
     assert len(held_out) > 500
     assert not train & held_out
-    found = [p for split in ("train", "held_out") for seed in (0, 1) for p in problems(split, 300, seed=seed)]  # type: ignore[arg-type]
-    assert hashlib.sha256(repr(found).encode()).hexdigest()[:16] == "e3c51c63902e2125"
+
+
+def test_a_seed_gives_the_same_problems_again() -> None:
+    first, second, more = (problems("train", n, seed=3) for n in (30, 30, 300))
+    assert first == second == more[:30] != problems("train", 30, seed=4)
 
 
 @pytest.mark.parametrize("split", ["train", "held_out"])

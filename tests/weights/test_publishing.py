@@ -299,10 +299,18 @@ def test_vllm_is_paused_loaded_and_resumed_in_this_order(stand_in: tuple[str, To
         ("/resume", {}),
         ("/weight_info", None),
     ]
-    for status, hint in ((404, "VLLM_SERVER_DEV_MODE=1"), (500, "--worker-extension-cls"), (503, r"503 \{\}$")):
-        reply.answers["/pause?mode=wait"] = (status, {})
-        with pytest.raises(WeightsError, match=hint):
-            publish(tmp_path, 7, [EngineAddress(url=url, engine="vllm")])
+
+
+@pytest.mark.parametrize(
+    ("status", "hint"), [(404, "VLLM_SERVER_DEV_MODE=1"), (500, "--worker-extension-cls"), (503, r"503 \{\}$")]
+)
+def test_a_refusal_of_vllm_names_what_it_was_started_without(
+    stand_in: tuple[str, Told], tmp_path: Path, status: int, hint: str
+) -> None:
+    url, reply = stand_in
+    reply.answers["/pause?mode=wait"] = (status, {})
+    with pytest.raises(WeightsError, match=hint):
+        publish(tmp_path, 7, [EngineAddress(url=url, engine="vllm")])
 
 
 def test_calls_that_run_continue_with_the_loops_new_weights(stand_in: tuple[str, Told], tmp_path: Path) -> None:
@@ -334,6 +342,10 @@ def test_sglang_updates_from_disk(stand_in: tuple[str, Told], tmp_path: Path) ->
     with pytest.raises(WeightsError, match="no such folder"):
         publish(tmp_path, 8, [EngineAddress(url=url, engine="sglang")])
     assert reply.asked[-1][0] == "/continue_generation", "it goes on with what it has"
+
+
+def test_sglang_computes_the_logprobs_of_a_prompt_but_its_first_token(stand_in: tuple[str, Told]) -> None:
+    url, reply = stand_in
     entries = [[None, 5, None], [-0.5, 6, None], [-0.25, 7, None]]
     reply.answers["/generate"] = (200, {"meta_info": {"input_token_logprobs": entries}})
     assert EngineAddress(url=url, engine="sglang").connect().logprobs([5, 6, 7]) == [-0.5, -0.25]

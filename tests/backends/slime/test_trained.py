@@ -184,7 +184,7 @@ async def test_a_run_that_goes_on_from_a_checkpoint_has_its_steps_once(run: Path
         assert [(s["phase"], s["step"], s["rollouts"]) for s in reader.steps()] == [("train", n, 16) for n in range(3)]
 
 
-def test_the_last_text_of_the_model_is_in_slimes_logs() -> None:
+def test_the_final_text_of_a_rollout_is_the_last_that_the_model_wrote() -> None:
     dialogue = [
         {"role": "assistant", "content": "42"},
         {"role": "assistant", "content": None},
