@@ -25,6 +25,12 @@ def test_a_run_that_cannot_learn_shows_its_cause_first(tmp_path: Path, kind: str
             assert f"{run.count(Query(**first.query))} of " in first.text or "None of" in first.text
 
 
+def test_a_run_that_learns_has_no_cause(tmp_path: Path) -> None:
+    write(tmp_path, "healthy")
+    with RunReader(tmp_path) as run:
+        assert diagnose(run) == []
+
+
 def test_equal_rewards_of_the_first_steps_are_no_cause_yet(tmp_path: Path) -> None:
     for steps, names in ((2, []), (3, ["all_fail"])):
         write(tmp_path / str(steps), "all_fail", steps=steps)
