@@ -71,8 +71,8 @@ Rollouts
   groups | both | Number of groups. A group is an input with all its rollouts.
   rollouts | both | Number of rollouts.
   usable | both | Number of rollouts that can be trained. Such a rollout ended `ok` or with a failure of the policy. It has a
-      reward and sampled tokens, and is at most `max_staleness` weight versions old. | Much less than `rollouts`: read `outcomes`
-      and `causes`.
+      reward and sampled tokens, is at most `max_staleness` weight versions old, and is not longer than `max_tokens`. | Much
+      less than `rollouts`: read `outcomes` and `causes`.
   outcomes | both | Number of rollouts by outcome.
   causes | both | Number of failed rollouts by cause: infrastructure, agent, policy, scorer.
   policy_failures | both | Number of the policy's failures by kind, such as tokens, turns, context and calls that do not
@@ -91,8 +91,7 @@ Tokens
   usable_tokens | both | The part of `sampled_tokens` in usable rollouts, and in conversations that are trained
       (`train_on`). | Much less than
       `sampled_tokens`: rollouts fail, or many calls are in other conversations.
-  gradient_tokens | step | The part of `usable_tokens` with an advantage other than 0, in sequences of at most `max_tokens`. | 0:
-      the step taught nothing.
+  gradient_tokens | step | The part of `usable_tokens` with an advantage other than 0. | 0: the step taught nothing.
   computed_tokens | step | Tokens that the trainer computed, prompts included.
 Updates
   loss | step | Mean loss of the step. Its size means little, because the advantages of a group sum to about 0.

@@ -106,7 +106,8 @@ async def train(
             groups = await stream.take_async()
             observe("collected", {"step": step, "groups": groups})
             taken = time.monotonic()
-            facts = await update(training, groups, settings, step, recording)
+            fitting = [group.within(settings.update.max_tokens) for group in groups]
+            facts = await update(training, fitting, settings, step, recording)
             whole = facts["too_long"] and facts["too_long"] == facts["sequences"]
             usable.check(groups, left_out=f"longer than max_tokens {settings.update.max_tokens}" if whole else None)
             try:
@@ -126,7 +127,7 @@ async def train(
             sampling_since = ended if plan.max_staleness else time.monotonic()
             stream.published(step + 1)
             position = stream.state()  # before anything else ends: a resumed run repeats all that is not trained
-            facts |= group_metrics([*groups, *stream.left_out]) | {
+            facts |= group_metrics([*fitting, *stream.left_out]) | {
                 "groups_replaced": len(stream.left_out),
                 "rollout_s": taken - started,
                 "train_s": ended - taken,
@@ -134,7 +135,7 @@ async def train(
             }
             facts["sampled_tokens_per_s"] = facts["sampled_tokens"] / sampling_s
             facts["computed_tokens_per_s"] = facts["computed_tokens"] / facts["train_s"]
-            observe("step", {"step": step, **facts, **staleness(groups, step)})
+            observe("step", {"step": step, **facts, **staleness(fitting, step)})
             # The last: a step that a checkpoint contains is not repeated, so its numbers must be written.
             if plan.checkpoint_every and (step + 1) % plan.checkpoint_every == 0:
                 state = State(steps=step + 1, state=await training.save(step + 1), stream=position)
@@ -153,23 +154,22 @@ async def update(
     recording: Recording | None = None,
 ) -> dict[str, Any]:
     """Train on the groups of a step. Returns its metrics; without usable rollouts that differ, nothing is trained."""
-    report, plan, loss = CreditReport(), settings.update, settings.update.token_loss
-    fitting = [group.within(plan.max_tokens) for group in groups]
-    stats, trained = summarize(groups), summarize(fitting)
-    samples = to_samples(fitting, estimator=plan.estimator, credit=settings.signals, report=report)
+    report, plan, loss, stats = CreditReport(), settings.update, settings.update.token_loss, summarize(groups)
+    left_out = [r.trajectory for group in groups for r in group.rollouts if r.mask_reason == "too_long"]
+    too_long = sum(trajectory.report.sequences for trajectory in left_out if trajectory is not None)
+    samples = to_samples(groups, estimator=plan.estimator, credit=settings.signals, report=report)
     pairs = to_data(samples, groups, version=step, equal=training.penalizes)
     if recording is not None:
-        recording.masked(fitting)
+        recording.masked(groups)
         recording.advantages(samples, trained=[sample for _, sample in pairs])
     random.Random(settings.step.seed * 1_000_003 + step).shuffle(pairs)
     adam, sums = settings.optimizer.at(step, settings.step.steps), Sums(loss)
     for minibatch in range(plan.minibatches):
-        part = pairs[minibatch :: plan.minibatches]
-        if not part:
+        if not (part := pairs[minibatch :: plan.minibatches]):
             continue
         data = [datum for datum, _ in part]
         # Every token of the step weighs the same, whichever minibatch it is in. Both requests are sent before either is awaited.
-        forward = training.forward_backward(data, loss, trained.trained_tokens / plan.minibatches)
+        forward = training.forward_backward(data, loss, stats.trained_tokens / plan.minibatches)
         passed, stepped = await asyncio.gather(forward, training.step(adam))
         # Only in the first minibatch do trainer and sampler have the same weights.
         gap = await asyncio.to_thread(sums.add, data, passed, stepped, plan.minibatches, check_gap=minibatch == 0)
@@ -189,8 +189,8 @@ async def update(
                 )
     return {
         "learning_rate": adam.learning_rate,
-        "sequences": stats.sequences,
-        "too_long": stats.sequences - trained.sequences,
+        "sequences": stats.sequences + too_long,
+        "too_long": too_long,
         "groups_that_differ": len({sample.group_index for _, sample in pairs if any(sample.advantages)}),
         "gradient_tokens": sum(A != 0 for _, sample in pairs for A in sample.advantages),
         "computed_tokens": sum(len(sample.token_ids) for _, sample in pairs),  # prompts too
