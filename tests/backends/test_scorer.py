@@ -219,7 +219,12 @@ async def test_a_rollout_without_a_score_is_masked_and_has_the_scorer_as_its_cau
     assert await with_score(failed, ROW, scorer(lambda *given: 1 / 0)) is failed
 
 
-def test_a_file_is_loaded_with_its_neighbors_and_leaves_no_bytecode(tmp_path: Path) -> None:
+def test_a_file_is_loaded_with_its_neighbors_and_leaves_no_bytecode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (library := tmp_path / "library").mkdir()
+    (library / "points.py").write_text("MOST = 9\n")
+    monkeypatch.setattr("sys.path", [*sys.path, str(library), str(tmp_path)])  # as an editable project is on the path
     (tmp_path / "points.py").write_text("MOST = 3\n")
     (tmp_path / "score.py").write_text(
         "import points\n\ndef score(p, a, r, t):\n    return points.MOST\n\nmark = score\n"

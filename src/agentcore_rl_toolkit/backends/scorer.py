@@ -163,7 +163,7 @@ def scorer_at(spec: str, timeout_s: float = SCORE_TIMEOUT_S) -> Scorer:
 def _module_at(place: str) -> types.ModuleType:
     """Import a file or module as an agent's. Write no bytecode, which sessions could read, and send prints to stderr."""
     project, before = Project.of(Path.cwd() / place), sys.dont_write_bytecode
-    sys.path[:0] = [folder for folder in (*project.import_paths, str(Path.cwd())) if folder not in sys.path]
+    sys.path[:0] = [*project.import_paths, str(Path.cwd())]
     sys.dont_write_bytecode = True
     try:
         with contextlib.redirect_stdout(sys.stderr):
