@@ -95,7 +95,7 @@ def write(folder: Path, kind: str) -> None:
         run.rollout(rollout(9, step=1, reward=None, error=f"ValueError: {HOSTILE}", traceback=HOSTILE, **failed))
         if kind == "loop":
             for n in range(8):
-                run.rollout(rollout(n, phase="before", step=None, reward=0.0))
+                run.rollout(rollout(n, phase="before", step=None, reward=0.0, cause=None if n else "scorer"))
                 run.rollout(rollout(n, phase="after", step=None, reward=float(n > 3)))
             run.event("step", {"step": 0, "loss": 0.5, "rollout_s": 3.0, "train_s": 1.0, "metrics": {"lamps": 2.5}})
             run.event("step", {"step": 1, "loss": 0.25, "rollout_s": 2.0, "train_s": 2.0})

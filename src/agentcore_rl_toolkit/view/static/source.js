@@ -64,7 +64,7 @@ const KEPT = {
   tokens_to: (row, v) => row.sampled_tokens !== null && row.sampled_tokens <= Number(v),
   usable: (row, v) => (row.mask_reason === null) === yes(v),
   gradient: (row, v) => (row.mask_reason === null && (row.gradient_tokens ?? 0) > 0) === yes(v),
-  failed: (row, v) => (row.outcome !== "ok") === yes(v),
+  failed: (row, v) => (row.outcome !== "ok" || row.cause !== null) === yes(v),
   cut: (row, v) => (row.cut_calls ?? 0) > 0 === yes(v),
   unparsed: (row, v) => (row.unparsed_calls ?? 0) > 0 === yes(v),
   tool: (row, v) => (v === "" ? row.tool_calls === 0 : Object.hasOwn(row.tools, v)),
