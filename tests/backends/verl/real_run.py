@@ -134,7 +134,7 @@ def manager(folder: Path) -> dict[str, Any]:
     )
     made._service.recording.run.close()
     before = status(folder / "run")
-    PPOTrainer.fit(trainer, made)
+    PPOTrainer.fit(trainer, agent_loop_manager=made)
     made._empty = 64
     try:
         made.generate_sequences(batch)

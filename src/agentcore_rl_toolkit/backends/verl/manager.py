@@ -93,8 +93,8 @@ class AgentCoreManager:
         fit = PPOTrainer.fit  # verl calls it with this manager, and has no hook for its end
 
         @functools.wraps(fit)
-        def fitted(*given: Any) -> None:
-            fit(*given)
+        def fitted(*given: Any, **more: Any) -> None:
+            fit(*given, **more)
             if self._service is not None and self._service.recording is not None:
                 self._service.recording.finished()
 
