@@ -18,6 +18,7 @@ import pytest
 from agentcore_rl_toolkit.cli.servers import vllm
 from agentcore_rl_toolkit.cli.training import stack
 from agentcore_rl_toolkit.isolation.sandbox import choose_tier
+from agentcore_rl_toolkit.runs import RunReader
 from serving import serving, wait_for
 
 from ..conftest import CommandLine
@@ -219,17 +220,21 @@ def test_a_refused_resume_keeps_the_results_of_the_run(project: Path, run_here: 
     (project / "app.py").write_text(
         SPY.partition("@app.entrypoint")[0] + "@app.entrypoint\ndef invoke(payload):\n    return 1\n"
     )
-    broken = "from pathlib import Path\n\ndef score(*_):\n    return 1 / Path(__file__).with_name('data').exists()\n"
+    broken = "from pathlib import Path\n\ndef score(*_):\n    return Path(__file__).with_name('data').unlink() or 1\n"
     (project / "score.py").write_text(broken)
     (project / "rows.jsonl").write_text('{"prompt": "hi"}\n')
     words = ["eval", "--agent", "app.py", "--score", "score.py", "--data", "rows.jsonl", "--model", "none"]
+    words += ["--repeat", "2", "--concurrency", "1"]
     assert run_here(project, *words, "--out", "run").returncode == 1
-    (project / "data").touch()
     (project / "score.py").write_text(f"{broken}# corrected\n")
-    corrected = run_here(project, *words, "--out", "run", "--resume")  # the first scorer gave no reward
-    assert corrected.returncode == 0, corrected.stderr
+    for code in (1, 0):  # each run scores one rollout
+        (project / "data").touch()
+        corrected = run_here(project, *words, "--out", "run", "--resume")  # the first scorer gave no reward
+        assert corrected.returncode == code, corrected.stderr
+    with RunReader(project / "run") as run:
+        assert [row["place"] for row in run.rollouts()] == [0, 1]
     before = {name: (project / "run" / name).read_text() for name in ("results.jsonl", "results.csv", "summary.json")}
-    repeated = run_here(project, *words, "--out", "run", "--resume", "--repeat", "2")
+    repeated = run_here(project, *words, "--out", "run", "--resume", "--repeat", "3")
     assert (repeated.returncode, "began with another --repeat" in repeated.stderr) == (2, True)
     (project / "score.py").write_text("def score(*_):\n    return 0\n")
     edited = run_here(project, *words, "--out", "run", "--resume")

@@ -365,19 +365,19 @@ def _evaluate(rows: list[EvalRow], exp_id: str, out: Path, options: dict[str, An
         opened.recording.run.forget(causes=(Cause.SCORER,))
         for name, place in places.items():
             before[name] = before.get(name, [])[:repeat]
-            items += [dataclasses.replace(item, index=place * repeat + k) for k, item in enumerate(before[name])]
+            items += [dataclasses.replace(item, index=place * repeat + (item.index or 0)) for item in before[name]]
         outcomes, causes = (Counter(filter(None, map(attrgetter(name), items))) for name in ("outcome", "cause"))
         scores = [score for item in items if (score := score_of(item)) is not None]
         silent: list[str] = []  # sessions that ended ok without a model call
 
         def requests() -> Iterator[GroupRequest]:
             for row in rows:
-                if n := repeat - len(before[row.input_id]):
-                    yield GroupRequest(input_id=row.input_id, payload=row.payload, n=n)
+                taken = {item.index for item in before[row.input_id]}
+                if left := [k for k in range(repeat) if k not in taken][: repeat - len(before[row.input_id])]:
+                    yield GroupRequest(input_id=row.input_id, payload=row.payload, n=len(left), places=left)
 
         def show(rollout: CollectedRollout) -> None:
-            index = places[rollout.input_id] * repeat + len(before[rollout.input_id]) + rollout.index
-            item = item_of(rollout, index, config)
+            item = item_of(rollout, places[rollout.input_id] * repeat + rollout.index, config)
             items.append(item)
             outcomes[rollout.outcome] += 1
             if rollout.outcome is Outcome.OK and rollout.capture is not None and not rollout.capture.turns:

@@ -86,16 +86,22 @@ async def test_the_agent_is_told_the_sessions_address_and_key() -> None:
     }
 
 
-async def test_each_rollout_of_a_run_gets_another_seed_and_a_second_run_the_same_ones() -> None:
-    found = []
-    for _ in range(2):
+async def test_each_rollout_of_a_run_gets_another_seed_and_a_second_run_the_same_ones_also_in_parts() -> None:
+    config = CollectConfig(sampling_params={"seed": 5})
+
+    async def seeds(*parts: tuple[int, ...], **params: Any) -> list[int]:
         replay = Replay([good(input_id=name) for name in "aabb"])
-        requests = [GroupRequest(input_id=name, payload={}, n=2) for name in "ab"]
-        config = CollectConfig(sampling_params={"seed": 5})
-        await collect_async(requests, client=replay.client, gateway=replay.gateway, config=config)
-        found.append(sorted(payload["_rollout"]["sampling_params"]["seed"] for payload in replay.invoked))
-    assert found[0] == found[1]
-    assert len(set(found[0])) == 4
+        for places in parts:
+            more = {"n": len(places) or 2, "places": places, **params}
+            requests = [GroupRequest(input_id=name, payload={}, **more) for name in "ab"]
+            await collect_async(requests, client=replay.client, gateway=replay.gateway, config=config)
+        return sorted(payload["_rollout"]["sampling_params"]["seed"] for payload in replay.invoked)
+
+    found = await seeds(())
+    assert found == await seeds((1,), (0,))
+    assert len(set(found)) == 4
+    given = await seeds((), sampling_params={"seed": 7})
+    assert (given[:2], len(set(given))) == ([7, 7], 3), "the trainer's own seed is that of a group's first rollout"
 
 
 RECORD_ERROR = {"status_code": 500, "stop_reason": "boom", "traceback": "Traceback ... boom", "rewards": 1.0}

@@ -59,6 +59,13 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "FIRST_PAUSE_S", 0.001)
 
 
+async def test_calls_with_seeds_of_their_own_are_not_kept() -> None:
+    found = sessions(Gateway())
+    for seed in range(9):
+        await found.make(str(seed), {"seed": seed})
+    assert len(found._makes) <= 2
+
+
 async def test_gateways_are_checked_at_most_once_in_two_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now))

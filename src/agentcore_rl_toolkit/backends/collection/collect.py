@@ -140,7 +140,7 @@ class _Collection:
 
     async def run(self, requests: Sequence[GroupRequest]) -> list[Group]:
         extra = self.config.extra_rollouts
-        groups = [[_Rollout(request, i) for i in range(request.n + extra)] for request in requests]
+        groups = [[_Rollout(request, i) for i in request.places or range(request.n + extra)] for request in requests]
         rollouts = [rollout for group in groups for rollout in group]
         self.queued = len(rollouts)
         tasks: list[asyncio.Task[Any]] = []
@@ -159,11 +159,11 @@ class _Collection:
 
     def _sampling_params(self, rollout: _Rollout) -> dict[str, Any] | None:
         """Return the sampling parameters of a rollout. Each rollout has another seed, which is the same in a second run."""
-        found: dict[str, Any] = {} if self.config.evaluation else dict(WHOLE_DISTRIBUTION)
-        found |= self.config.sampling_params or {}
-        if isinstance(seed := found.get("seed"), int):  # equal seeds would give equal or dependent samples
+        neutral, own = {} if self.config.evaluation else WHOLE_DISTRIBUTION, rollout.request.sampling_params or {}
+        found: dict[str, Any] = {**neutral, **(self.config.sampling_params or {}), **own}
+        if isinstance(seed := found.get("seed"), int) and ("seed" not in own or rollout.index):
+            # Equal seeds would give equal or dependent samples.
             found["seed"] = (seed + zlib.crc32(f"{rollout.request.input_id}/{rollout.index}".encode())) % 2**31
-        found |= rollout.request.sampling_params or {}
         return found or None
 
     async def _watch_gateways(self, sessions: Sessions, rollouts: Sequence[_Rollout]) -> None:

@@ -78,6 +78,7 @@ class GroupRequest:
 
     `payload` is what the agent receives (without `_rollout`); `overrides` go into its `_rollout` block. `group` is a key that
     groups share if trainers ask for the rollouts of one input one by one. None: the rollouts are compared with each other.
+    `places` are the `n` indexes of the rollouts in their group, if they are not the first ones.
     Raises: ConfigError, ContractError.
     """
 
@@ -87,6 +88,7 @@ class GroupRequest:
     sampling_params: Mapping[str, Any] | None = None
     overrides: Mapping[str, Any] = field(default_factory=dict)
     group: str | None = None
+    places: Sequence[int] = ()
 
     def __post_init__(self) -> None:
         check_id(self.input_id, "input_id")
@@ -153,9 +155,8 @@ class CollectedRollout:
         If the trainer takes only the ``sequences`` with the most trained tokens, only their lengths count.
         """
         trained = [s for s in self.trajectory.sequences if s.trained_tokens] if self.trajectory else []
-        longest = max(
-            (len(s.token_ids) for s in sorted(trained, key=lambda s: -s.trained_tokens)[:sequences]), default=0
-        )
+        taken = sorted(trained, key=lambda s: -s.trained_tokens)[:sequences]
+        longest = max((len(s.token_ids) for s in taken), default=0)
         fits = max_tokens is None or longest <= max_tokens
         return self if fits else replace(self, mask_reason=self.mask_reason or "too_long")
 

@@ -44,9 +44,7 @@ class Places:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._per_loop: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
-            weakref.WeakKeyDictionary()
-        )
+        self._per_loop = weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore]()
 
     async def __aenter__(self) -> None:
         await self._here().acquire()
@@ -70,9 +68,13 @@ class _Joined(Generic[T]):
     async def __call__(self, session_id: str) -> T:
         result: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._waiting[session_id] = result
-        if self._task is None or self._task.done():
+        if not self.running:
             self._task = asyncio.create_task(self._run(), name="collect-sessions")
         return await result
+
+    @property
+    def running(self) -> bool:
+        return self._task is not None and not self._task.done()
 
     async def close(self) -> None:
         if self._task is not None:
@@ -140,14 +142,10 @@ class Sessions:
                 raise
 
     @property
-    def away(self) -> Mapping[str, float]:
-        """Return the gateways that did not respond to the last request, and for how many seconds they have not."""
-        return self._gateway.silent if self.urls else {}
-
-    @property
     def lost(self) -> set[str]:
-        """The gateways that have been away for longer than the patience."""
-        return {url for url, away_s in self.away.items() if away_s >= self._config.gateway_patience_s}
+        """Return the gateways, of several, that have been away for longer than the patience."""
+        away = self._gateway.silent if self.urls else {}
+        return {url for url, away_s in away.items() if away_s >= self._config.gateway_patience_s}
 
     async def look(self) -> None:
         """Check which of several gateways answer, at most once every `GATEWAY_LOOK_S`."""
@@ -170,13 +168,13 @@ class Sessions:
                 lambda: self._gateway.create_sessions_async(part, sampling_params=params, **options), "make sessions"
             )
             found = {handle.session_id: handle for handle in handles}
-            missing = next((session_id for session_id in part if session_id not in found), None)
-            if missing is not None:
-                raise GatewayError("the gateway did not make this session", session_id=missing)
+            if missing := set(part) - found.keys():
+                raise GatewayError("the gateway did not make this session", session_id=min(missing))
             return found
 
-        if name not in self._makes:
-            self._makes[name] = _Joined(made)
+        if name not in self._makes:  # seeds differ between rollouts: calls that have ended are dropped
+            running = {params: joined for params, joined in self._makes.items() if joined.running}
+            self._makes = {**running, name: _Joined(made)}
         return await self._makes[name](session_id)
 
     async def take(self, session_id: str, url: str | None) -> _Taken:

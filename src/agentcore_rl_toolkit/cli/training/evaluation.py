@@ -134,6 +134,7 @@ def items_before(
                 success=outcome is Outcome.OK,
                 result=record,
                 error=row["error"],
+                index=row["place"],
                 elapsed=row["elapsed_s"],
                 outcome=outcome,
                 input_id=row["grp"],
