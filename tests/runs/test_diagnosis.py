@@ -59,8 +59,13 @@ def test_a_trainer_that_waits_a_few_seconds_per_step_is_no_cause(
         assert [finding.name for finding in diagnose(run)] == names
 
 
-@pytest.mark.parametrize(("outcome", "cause"), [("agent_error", "agent"), ("ok", "scorer")])
-def test_all_failures_count_however_many_different_errors_there_are(tmp_path: Path, outcome: str, cause: str) -> None:
+@pytest.mark.parametrize(
+    ("outcome", "cause", "advice"),
+    [("agent_error", "agent", "repair the agent"), ("ok", "scorer", "repair the scorer"), ("lost", "cable", "policy")],
+)
+def test_all_failures_count_however_many_different_errors_there_are(
+    tmp_path: Path, outcome: str, cause: str, advice: str
+) -> None:
     facts: dict[str, Any] = {"phase": "train", "outcome": outcome, "cause": cause}
     with RunWriter(tmp_path) as run:
         for n in range(400):
@@ -68,7 +73,7 @@ def test_all_failures_count_however_many_different_errors_there_are(tmp_path: Pa
     with RunReader(tmp_path) as run:
         finding = diagnose(run)[0]
     assert finding.text == "400 of 400 rollouts of the last 4 steps failed, for 100 or more different reasons."
-    assert f"repair the {cause}" in finding.advice
+    assert advice in finding.advice
 
 
 def test_numbers_beyond_all_bounds_oppose_nothing(tmp_path: Path) -> None:

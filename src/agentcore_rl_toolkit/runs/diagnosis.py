@@ -136,7 +136,7 @@ def _failures(window: _Window) -> Iterator[Finding]:
     if errors and failed >= FAILED * total:
         first = errors[0]
         text = f"{failed} of {total} rollouts of {window.name} failed"
-        advice = first["cause"] or "policy"
+        advice = first["cause"] if first["cause"] in ADVICE else "policy"  # a writer's own cause
         if first["rollouts"] >= failed / 2:
             text += f", {first['rollouts']} of them with {first['error'] or first['outcome']!r}."
             which = {"error": first["shape"], "outcome": first["outcome"]}
