@@ -161,7 +161,7 @@ def scorer_at(spec: str, timeout_s: float = SCORE_TIMEOUT_S) -> Scorer:
 
 @functools.cache
 def _module_at(place: str) -> types.ModuleType:
-    """Import a file or module as an agent's. Write no bytecode, which sessions could read, and send prints to stderr."""
+    """Import a file or module like an agent's. Write no bytecode, which sessions could read, and send prints to stderr."""
     project, before = Project.of(Path.cwd() / place), sys.dont_write_bytecode
     sys.path[:0] = [*project.import_paths, str(Path.cwd())]
     sys.dont_write_bytecode = True

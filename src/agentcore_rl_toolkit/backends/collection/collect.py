@@ -158,7 +158,7 @@ class _Collection:
                     self.sessions.end(self.session_ids)
 
     def _sampling_params(self, rollout: _Rollout) -> dict[str, Any] | None:
-        """Return the sampling parameters of a rollout. Each rollout has another seed, which is the same in a second run."""
+        """Return the sampling parameters of a rollout. Each rollout has its own seed, and a second run has the same seeds."""
         neutral, own = {} if self.config.evaluation else WHOLE_DISTRIBUTION, rollout.request.sampling_params or {}
         found: dict[str, Any] = {**neutral, **(self.config.sampling_params or {}), **own}
         if isinstance(seed := found.get("seed"), int) and ("seed" not in own or rollout.index):

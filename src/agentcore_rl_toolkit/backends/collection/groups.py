@@ -167,7 +167,7 @@ class CollectedRollout:
 
     @property
     def traceback(self) -> str | None:
-        """The agent's traceback, from its record or from the error, or the scorer's."""
+        """The scorer's traceback if the scorer failed. Otherwise the agent's, from its record or from the error."""
         if self.cause is Cause.SCORER and self.error is not None and self.error.__cause__ is not None:
             return "".join(traceback.format_exception(self.error.__cause__))
         found = (self.record or {}).get("traceback") or getattr(self.error, "agent_traceback", None)

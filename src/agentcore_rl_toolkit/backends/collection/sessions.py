@@ -143,7 +143,7 @@ class Sessions:
 
     @property
     def lost(self) -> set[str]:
-        """Return the gateways, of several, that have been away for longer than the patience."""
+        """Return the gateways that have been away for longer than the patience. A single gateway never counts."""
         away = self._gateway.silent if self.urls else {}
         return {url for url, away_s in away.items() if away_s >= self._config.gateway_patience_s}
 
