@@ -83,7 +83,7 @@ MEANINGS: dict[str, str] = {
     "max_staleness": "Weight versions between the start of a rollout and its training",
     "hold_calls": "Replace weights between model calls; otherwise running calls continue with new weights",
     "eval_every": "Steps between evaluations; 0 evaluates only before and after",
-    "checkpoint_every": "Steps between checkpoints; 0 saves none",
+    "checkpoint_every": "Steps between checkpoints (the last step has one, too); 0 saves none",
     "max_empty_steps": "Steps in a row without a usable rollout that end the run",
     "seed": "Seed of the rows and the sampling",
     # optimizer

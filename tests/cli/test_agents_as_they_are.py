@@ -225,6 +225,9 @@ def test_a_refused_resume_keeps_the_results_of_the_run(project: Path, run_here: 
     (project / "rows.jsonl").write_text('{"prompt": "hi"}\n')
     words = ["eval", "--agent", "app.py", "--score", "score.py", "--data", "rows.jsonl", "--model", "none"]
     words += ["--repeat", "2", "--concurrency", "1"]
+    (project / "broken.py").write_text("raise OSError('no lamp')\n")
+    failed = run_here(project, *(word.replace("app.py", "broken.py") for word in words), "--out", "run")
+    assert (failed.returncode, "no lamp" in failed.stderr) == (1, True), "an evaluation that cannot start"
     assert run_here(project, *words, "--out", "run").returncode == 1
     (project / "score.py").write_text(f"{broken}# corrected\n")
     for code in (1, 0):  # each run scores one rollout
@@ -244,7 +247,11 @@ def test_a_refused_resume_keeps_the_results_of_the_run(project: Path, run_here: 
 
 def test_invoke_runs_and_scores_one_row(project: Path, run_here: CommandLine) -> None:
     row = (project / "rows.jsonl").read_text().splitlines()[1]
+    (project / "broken.py").write_text("def score(*_):\n    return {}['lamp']\n")
     words = ("invoke", "--agent", "app:app", "--score", "score.py", "--model-host", "llm.invalid")
+    broken = run_here(project, *(word.replace("score.py", "broken.py") for word in words), row)
+    assert broken.returncode == 1
+    assert "error: the scorer broken.py:score raised KeyError: 'lamp'\n" in broken.stderr
     done = run_here(project, *words, row)
     assert done.returncode == 0, done.stderr
     assert "outcome ok   reward 1 " in done.stdout

@@ -182,6 +182,7 @@ def test_a_resumed_evaluation_keeps_its_agent_and_model(folder: Path) -> None:
     arn = "arn:aws:bedrock-agentcore:us-west-2:123456789012:runtime/shop"
     before = {"kind": "eval", "agent": arn, "model_id": "one", "for_training": False, "repeat": 1, "shuffle": False}
     (folder / "run" / "config.json").write_text(json.dumps(before))
+    (folder / "run" / "rollouts.sqlite").touch()
     words = ["--bucket", "bucket", "--data", str(folder / "data.jsonl"), "--out", str(folder / "run"), "--resume"]
     for more, named in ((["--agent", arn], "--model-id"), (["--agent", f"{arn}-2", "--model-id", "one"], "--agent")):
         with pytest.raises(ConfigError, match=f"began with another {named}:"):

@@ -172,14 +172,16 @@ def command(**options: Any) -> None:
     shown = """agent data model repeat limit shuffle model_id base_url sampling_params timeout score judge judge_url
         judge_model judge_weight for_training"""
     kept = {name: options[name] for name in shown.split() if options[name] is not None}
-    before = read_config(out) or kept
-    changed = [f"--{name.replace('_', '-')}" for name in SAME if str(before.get(name)) != str(kept.get(name))]
-    if changed:
-        raise ConfigError(
-            f"the run in {nearby(out)} began with another {', '.join(changed)}: repeat its options, or choose another --out"
-        )
-    write_config(out, {"kind": "eval", "exp_id": exp_id, **kept})
     with locked(out):
+        begun = (out / ROLLOUTS).exists()  # an evaluation that could not start leaves only its configuration
+        before = (begun and read_config(out)) or kept
+        changed = [f"--{name.replace('_', '-')}" for name in SAME if str(before.get(name)) != str(kept.get(name))]
+        if changed:
+            others = ", ".join(changed)
+            raise ConfigError(
+                f"the run in {nearby(out)} began with another {others}: repeat its options, or choose another --out"
+            )
+        write_config(out, {"kind": "eval", "exp_id": exp_id, **kept}, replace=not begun)
         failures = _evaluate(rows, exp_id, out, options)
     if failures:
         sys.exit(1)

@@ -80,7 +80,8 @@ def command(
     failed = str(rollout.outcome) != "ok" or not scored
     if failed:
         of_the_policy = " (policy)" if rollout.cause == Cause.POLICY else ""  # which is no fault of the agent
-        click.echo(visible(f"error: {rollout.outcome}{of_the_policy}: {rollout.reason}"), err=True)
+        what = "" if rollout.cause == Cause.SCORER else f"{rollout.outcome}{of_the_policy}: "
+        click.echo(visible(f"error: {what}{rollout.reason}"), err=True)
     if as_json:
         click.echo(json.dumps(_facts(rollout, log), indent=2))
     else:

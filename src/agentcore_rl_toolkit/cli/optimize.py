@@ -93,11 +93,12 @@ def command(words: tuple[str, ...], **options: Any) -> None:
     used = input_key({"rows": [row.payload for row in (*learned, *compared, *held_out)], "names": options["names"]})
     config = {"kind": "optimize", "exp_id": exp_id, "rows": used, "settings": dict(settings)}
     config |= {name: options[name] for name in shown}
-    write_config(out, config)
-    if read_config(out).get("rows") != used:
-        raise ConfigError(f"{nearby(out)} is a run with other rows, texts or another seed: choose another --out")
-    with locked(out), open_rollouts(options, exp_id, out, settings.max_rollouts) as opened:
-        facts = _Optimisation(opened, out, settings, options).run(learned, compared, held_out)
+    with locked(out):
+        write_config(out, config, replace=not (out / "metrics.jsonl").exists())
+        if read_config(out).get("rows") != used:
+            raise ConfigError(f"{nearby(out)} is a run with other rows, texts or another seed: choose another --out")
+        with open_rollouts(options, exp_id, out, settings.max_rollouts) as opened:
+            facts = _Optimisation(opened, out, settings, options).run(learned, compared, held_out)
     (out / "summary.json").write_text(json.dumps(facts, indent=2) + "\n")
     click.echo(visible(_report(facts)))
     click.echo(f"results: {nearby(out)}", err=True)

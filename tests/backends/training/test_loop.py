@@ -212,13 +212,13 @@ async def test_held_out_rows_are_run_before_between_and_after_with_the_weights_o
     assert all(params == [limits] for params in sampled.values())  # the agent's own otherwise
 
 
-async def test_every_third_step_is_saved_and_evaluated(tmp_path: Path) -> None:
+async def test_every_third_step_is_saved_and_evaluated_and_the_last(tmp_path: Path) -> None:
     episodes = recorded_episodes()
     good = next(e for e in episodes if e.failure is None and e.record)
     held = [replace(good, input_id=f"{when}/0000") for when in ("before", "step-3", "after")]
     how = settings(steps=4, groups=1, checkpoint_every=3, eval_every=3)
     client, events, _ = await run([*trained_as(episodes), *held], how, tmp_path, held_out=[{}])
-    assert client.of("save") == [(3,)]
+    assert client.of("save") == [(3,), (4,)]
     assert [e["version"] for e in of(events, "evaluated")] == [0, 3, 4]
     started = [(e["phase"], e["total"]) for e in of(events, "rollouts_started")]
     assert started == [("before", 1), ("training", 32), ("step-3", 1), ("training", 8), ("after", 1)]

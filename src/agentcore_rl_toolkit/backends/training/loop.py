@@ -137,7 +137,7 @@ async def train(
             facts["computed_tokens_per_s"] = facts["computed_tokens"] / facts["train_s"]
             observe("step", {"step": step, **facts, **staleness(fitting, step)})
             # The last: a step that a checkpoint contains is not repeated, so its numbers must be written.
-            if plan.checkpoint_every and (step + 1) % plan.checkpoint_every == 0:
+            if plan.checkpoint_every and ((step + 1) % plan.checkpoint_every == 0 or step + 1 == plan.steps):
                 state = State(steps=step + 1, state=await training.save(step + 1), stream=position)
                 write_private(services.run_dir / STATE_FILE, json.dumps(asdict(state)))
 

@@ -36,8 +36,8 @@ class StepSettings(SettingsGroup):
     With ``replace_up_to`` 3, groups without spread are replaced by up to twice as many others. A rollout may start up to
     ``max_staleness`` weight versions before it is trained; with 0, nothing runs while the model trains. ``hold_calls`` replaces
     weights between model calls; otherwise running calls continue with the new weights. Held-out rows are run before, after, and
-    every ``eval_every`` steps (0: never between). The state is saved every ``checkpoint_every`` steps (0: never). The run ends
-    after ``max_empty_steps`` steps in a row without a usable rollout.
+    every ``eval_every`` steps (0: never between). The state is saved every ``checkpoint_every`` steps and after the last one (0:
+    never). The run ends after ``max_empty_steps`` steps in a row without a usable rollout.
     """
 
     steps: Count = 32
