@@ -18,6 +18,9 @@ from agentcore_rl_toolkit.runtime.http.commands import run_command
 
 from ..conftest import AGENTS, Server, shown
 
+# A command that a signal kills, although the test run may ignore that signal.
+KILLED = "exec python3 -c 'import os, signal; signal.signal(%d, signal.SIG_DFL); os.kill(os.getpid(), %d)'"
+
 
 @pytest.mark.parametrize(
     ("command", "output"),
@@ -55,8 +58,12 @@ def test_a_command_ends_with_its_session(server: Server, session_id: str) -> Non
     assert shown(rest) == "on\n"
 
 
-def test_a_command_that_kills_itself_says_so(server: Server, session_id: str) -> None:
-    assert server.command(session_id, "kill -9 $$")[-1]["contentStop"] == {"exitCode": 137, "status": "COMPLETED"}
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [(":", 0), ("exit 255", 255), ("kill -9 $$", 137), (KILLED % (1, 1), 129), (KILLED % (2, 2), 130)],
+)
+def test_an_exit_code_is_a_shells(server: Server, session_id: str, command: str, code: int) -> None:
+    assert server.command(session_id, command)[-1]["contentStop"] == {"exitCode": code, "status": "COMPLETED"}
     assert server.session(session_id) is not None
 
 

@@ -53,7 +53,7 @@ async def run_command(session: Session, command: str, timeout_s: float, send: Se
         end = await session.process.command(command, write, timeout_s)
         if end.error is not None:
             await emit(contentDelta={"stderr": f"the command could not be started: {end.error}\n"})
-        exit_code = end.code if end.code >= -1 else 128 - end.code  # a signal, as a shell reports it
+        exit_code = 128 - end.code if end.code < 0 and end.error is None else end.code  # a signal, as in a shell
         await emit(contentStop={"exitCode": exit_code, "status": "TIMED_OUT" if end.timed_out else "COMPLETED"})
     except Exception as e:
         error = as_wire_error(e)
