@@ -41,13 +41,6 @@ def test_what_was_written_is_read_back(server: Server, created: dict[str, Any]) 
     assert got["description"] == "for tests"
 
 
-def test_a_created_agent_serves_with_its_own_environment(server: Server, created: dict[str, Any]) -> None:
-    reply = server.default_client.invoke_agent_runtime(
-        agentRuntimeArn=created["agentRuntimeArn"], payload=b'{"do": "where"}'
-    )
-    assert json.loads(reply["response"].read())["env"]["FLAVOUR"] == "sour"
-
-
 def test_update_makes_a_version_that_default_follows_and_other_endpoints_do_not(
     server: Server, created: dict[str, Any]
 ) -> None:

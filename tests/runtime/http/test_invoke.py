@@ -83,13 +83,24 @@ def test_a_large_stream_and_a_large_payload_are_whole(server: Server, client: An
     assert server.invoke({"do": "size", "data": "y" * 20_000_000}, session_id) == {"bytes": 20_000_000}
 
 
-def test_a_dying_agent_is_424_and_the_id_starts_afresh(server: Server, client: Any, session_id: str) -> None:
-    with pytest.raises(ClientError) as error:
-        client.invoke_agent_runtime(agentRuntimeArn=server.arn, runtimeSessionId=session_id, payload=b'{"do": "die"}')
+@pytest.mark.parametrize(
+    ("payload", "faults", "status", "why"),
+    [
+        ({"do": "die"}, [], 7, "ended with status 7"),
+        ({"do": "sleep", "s": 9}, [{"kind": "kill", "first": 1, "delay_s": 0.1}], -9, "was killed by SIGKILL"),
+    ],
+)
+def test_a_dying_agent_is_424_and_the_id_starts_afresh(
+    server: Server, session_id: str, payload: dict[str, Any], faults: list[Any], status: int, why: str
+) -> None:
+    server.view.call("PUT", "/_local/faults", faults)
+    with pytest.raises(ClientError, match=f"The runtime ended the connection: the session's process {why}") as error:
+        server.invoke(payload, session_id)
     assert code_of(error) == (424, "RuntimeClientError")
     ended = wait_for(lambda: server.ended(session_id))
-    assert (ended["state"], ended["exit_status"]) == ("crashed", 7)
+    assert (ended["state"], ended["exit_status"]) == ("crashed", status)
     assert server.invoke({}, session_id)["calls"] == 1
+    server.view.call("PUT", "/_local/faults", [])
 
 
 def test_payload_above_100_mb_is_refused_before_it_is_sent(server: Server) -> None:

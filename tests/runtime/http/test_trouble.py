@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import concurrent.futures
 import contextlib
+import dataclasses
 import json
+import re
 import socket
 import time
+import uuid
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -18,9 +22,12 @@ import uvicorn
 from botocore.exceptions import ClientError
 
 from agentcore_rl_toolkit.contract import new_session_id
+from agentcore_rl_toolkit.errors import LocalRuntimeError
 from agentcore_rl_toolkit.runtime.config import RuntimeConfig
+from agentcore_rl_toolkit.runtime.http import app as module
 from agentcore_rl_toolkit.runtime.http.app import RuntimeApp
 from agentcore_rl_toolkit.runtime.runtime import Runtime
+from agentcore_rl_toolkit.runtime.wire import REQUEST_ID_HEADER
 
 from ..conftest import AGENTS, Server, wait_for
 
@@ -95,6 +102,47 @@ async def test_a_bug_within_a_reply_breaks_it_off(buggy: tuple[Runtime, int]) ->
         while not runtime.metrics.requests:  # noqa: ASYNC110  # counted when the connection has ended
             await asyncio.sleep(0.01)
     assert runtime.metrics.requests == {("InvokeAgentRuntime", 500): 1}
+
+
+async def test_a_body_has_at_most_its_limit(buggy: tuple[Runtime, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_PAYLOAD_BYTES", 4)
+    chunked = b"POST /x HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n5\r\nlate!\r\n0\r\n\r\n"
+    for request, status, end in (
+        (post("/x", b"late"), 200, b"half"),
+        (chunked.replace(b"5\r\nlate!", b"4\r\nlate"), 200, b"half"),
+        (post("/x", b"late!"), 400, b"}"),
+        (post("/x", b"", length=5), 400, b"}"),  # its body is not waited for
+        (chunked, 400, b"}"),
+    ):
+        reply = await answer(buggy[1], request)
+        assert (reply[9:12], reply[-len(end) :]) == (b"%d" % status, end), request
+
+
+async def test_a_request_needs_a_signature_or_the_password_and_keeps_its_id(buggy: tuple[Runtime, int]) -> None:
+    buggy[0].config = dataclasses.replace(buggy[0].config, credentials={"key": "secret"})
+    for given, status in ((b"key:secret", 500), (b"key:other", 403)):
+        lines = b"authorization: Basic %s\r\n%s: the-id\r\nhost:" % (base64.b64encode(given), REQUEST_ID_HEADER)
+        reply = await answer(buggy[1], post("/x").replace(b"host:", lines, 1))
+        assert reply[9:12] == b"%d" % status
+        assert b"\r\nx-amzn-requestid: the-id\r\n" in reply
+
+
+def test_a_session_is_named_by_the_beginning_of_its_id(server: Server) -> None:
+    base = f"{uuid.uuid4().hex}-"
+    for end in ("", "1x", "2x", "3x"):
+        server.invoke({"do": "print", "text": f"of {end}"}, base + end)
+    for path, log in (("/log", b"of \n"), ("2/log?offset=3", b"2x\n")):  # the first one, although others begin like it
+        assert server.view.call("GET", f"/_local/sessions/{base}{path}").startswith(log)
+    few = f"{base}, {base}1x, {base}2x"
+    for path, message in (
+        (f"sessions/{base[:-1]}/log", f"4 sessions begin with {base[:-1]!r} ({few}...): give more characters"),
+        (f"sessions/{base}4/log", f"Session {base}4 not found"),
+        ("nodes", "GET /_local/nodes not found"),
+    ):
+        with pytest.raises(LocalRuntimeError, match=f": {re.escape(message)}$"):
+            server.view.call("GET", f"/_local/{path}")
+    server.view.stop(base)
+    assert [server.session(base + end) is None for end in ("", "1x", "2x", "3x")] == [True, False, False, False]
 
 
 def test_bad_values_of_local_requests_are_400(server: Server) -> None:

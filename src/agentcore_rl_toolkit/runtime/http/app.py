@@ -85,8 +85,7 @@ class RuntimeApp:
 
 async def read_body(scope: Scope, receive: Receive) -> bytes:
     """Read the request's body. Raises: WireError 400 above 100 MB, ConnectionResetError."""
-    declared = header(scope["headers"], b"content-length") or b"0"
-    size, body, more = int(declared) if declared.isdigit() else 0, bytearray(), True
+    size, body, more = int(header(scope["headers"], b"content-length") or b"0"), bytearray(), True
     while more and size <= MAX_PAYLOAD_BYTES:
         message = await receive()
         if message["type"] == "http.disconnect":
