@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from agentcore_rl_toolkit.runtime.launcher import command_output
 from agentcore_rl_toolkit.runtime.launcher.command_output import AFTER_EXIT_S, copy_output
-from agentcore_rl_toolkit.runtime.launcher.place import NETWORK, Stream
+from agentcore_rl_toolkit.runtime.launcher.place import CHUNK_BYTES, NETWORK, Stream
 
 
 @contextlib.asynccontextmanager
@@ -42,27 +41,24 @@ async def test_a_slow_reader_gets_the_output_of_a_command_that_has_ended(tmp_pat
 
 
 @pytest.mark.parametrize("chatty", [False, True])
-async def test_output_that_stays_open_after_the_command_ends_soon(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chatty: bool
-) -> None:
-    monkeypatch.setattr(command_output, "REST_BYTES", 100_000)
-    ended = asyncio.get_running_loop().create_future()
+async def test_output_that_stays_open_after_the_command_ends_soon(tmp_path: Path, chatty: bool) -> None:
+    ended, received = asyncio.get_running_loop().create_future(), 0
+    ended.set_result(0)
 
     async def write(name: str, data: bytes) -> None:
-        await asyncio.sleep(0)
+        nonlocal received
+        received += len(data)
 
     async def talk(writer: asyncio.StreamWriter) -> None:
-        while True:
+        while chatty:
             writer.write(b"y" * 10_000)
             await writer.drain()
 
     async with asyncio.timeout(30), connected(tmp_path / "s") as (stream, writer):
-        copying = asyncio.create_task(copy_output("stdout", stream, write, ended))
-        talking = asyncio.create_task(talk(writer)) if chatty else None
-        await asyncio.sleep(0.05)
-        ended.set_result(0)
-        await copying
-        if talking is not None:
-            with pytest.raises(ConnectionError):
-                await talking
+        asyncio.get_running_loop().call_later(0.1, writer.write, b"late")
+        talking = asyncio.create_task(talk(writer))
+        await copy_output("stdout", stream, write, ended)
+        with pytest.raises(ConnectionError) if chatty else contextlib.nullcontext():
+            await talking
         writer.close()
+    assert 2**20 <= received < 2**20 + 2 * CHUNK_BYTES if chatty else received == len(b"late")

@@ -17,7 +17,9 @@ from ..conftest import Server, wait_for
 
 def test_a_log_is_read_from_an_offset_or_its_end(tmp_path: Path) -> None:
     (tmp_path / "log").write_bytes(b"0123456789")
+    assert read_log(tmp_path / "log", 0, 3) == b"012"
     assert read_log(tmp_path / "log", 4, 3) == b"456"
+    assert read_log(tmp_path / "log", -1, 100) == b"9"
     assert read_log(tmp_path / "log", -3, 100) == b"789"
     assert read_log(tmp_path / "log", -300, 100) == b"0123456789"
     assert read_log(tmp_path / "log", 300, 100) == b""
@@ -97,3 +99,13 @@ def test_agents_that_print_without_end_do_not_fill_the_disk(tmp_path: Path) -> N
         kept.keep(tmp_path / "absent")
         assert sum(1 for _ in tmp_path.iterdir()) == {"a": 1, "b": 2, "c": 2, "d": 1}[name]
     assert [p.name for p in tmp_path.iterdir()] == ["d"]  # the last one stays, whatever its size
+
+
+def test_four_gibibytes_of_logs_are_kept(tmp_path: Path) -> None:
+    kept = KeptLogs()
+    for name, size in (("a", 2**31), ("b", 2**31), ("c", 1)):
+        (tmp_path / name).touch()
+        os.truncate(tmp_path / name, size)  # the disk has none of it
+        kept.keep(tmp_path / name)
+        assert (tmp_path / "a").exists() == (name != "c")
+    assert (tmp_path / "b").exists()

@@ -27,9 +27,8 @@ def load(name: str) -> Any:
 
 
 def main() -> None:
-    """Call the module's ``main`` with the arguments."""
-    if sys.path and os.path.abspath(sys.path[0]) == os.path.dirname(os.path.abspath(__file__)):
-        del sys.path[0]
+    """Call the module's ``main`` with the arguments, without this folder in the import path."""
+    sys.path[:] = [path for path in sys.path if os.path.abspath(path) != os.path.dirname(os.path.abspath(__file__))]
     module, *arguments = sys.argv[1:]
     load(module).main(*arguments)
 

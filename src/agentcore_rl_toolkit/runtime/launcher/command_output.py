@@ -27,6 +27,7 @@ async def copy_output(name: str, stream: Stream, write: Write, ended: asyncio.Fu
         except httpcore.NetworkError:
             data = b""
         reading.cancel()
-        bytes_left -= len(data) if ended.done() else 0
+        if ended.done():
+            bytes_left -= len(data)
         await write(name, data)
     await stream.aclose()

@@ -27,7 +27,7 @@ from .session_log import log_tail
 BOOT = str(Path(__file__).resolve().parent / "boot.py")
 LOAD_TIMEOUT_S = 300.0
 END_S = 4.0  # time of a template to end its sessions itself
-_command_numbers = itertools.count(1)
+_command_numbers = itertools.count()
 
 
 class ForkedProcess(SessionProcess):
@@ -69,7 +69,7 @@ class ForkedProcess(SessionProcess):
         return CommandEnd(-1 if status is None else status, timed_out, command.failure)
 
     def stop(self, grace_s: float) -> None:
-        if grace_s > 0:
+        if grace_s:
             self._signal(signal.SIGTERM)
             asyncio.get_running_loop().call_later(grace_s, self._signal, signal.SIGKILL)
         else:

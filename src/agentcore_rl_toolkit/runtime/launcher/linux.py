@@ -33,7 +33,7 @@ def set_memory_limit(memory_bytes: int | None) -> None:
 
 def _prctl(option: int, value: int) -> None:
     if sys.platform.startswith("linux"):
-        _libc.prctl(option, value, 0, 0, 0)
+        _libc.prctl(option, value)
 
 
 def die_with_parent(signal_number: int) -> None:
