@@ -18,7 +18,7 @@ from agentcore_rl_toolkit.errors import LocalRuntimeError
 from agentcore_rl_toolkit.runtime.agents.agent import Agent
 from agentcore_rl_toolkit.runtime.config import RuntimeConfig, TimeLimits
 from agentcore_rl_toolkit.runtime.launcher.connection import UpstreamLostError
-from agentcore_rl_toolkit.runtime.launcher.place import Place
+from agentcore_rl_toolkit.runtime.launcher.place import NETWORK, Place
 from agentcore_rl_toolkit.runtime.metrics import Metrics
 from agentcore_rl_toolkit.runtime.sessions import session as module
 from agentcore_rl_toolkit.runtime.sessions.session import Session, log_name, ping_status, shortened
@@ -61,9 +61,12 @@ class Bench:
         self.trouble: Exception | None = None  # discards raise it
         monkeypatch.setattr(Session, "ask", self.ask)
         monkeypatch.setattr(module, "PING_MIN_S", 0.1)
+        monkeypatch.setattr(module, "LATE_DEATH_S", 0.01)
         limits = TimeLimits(**{"stop_grace_s": 3.0, "shutdown_grace_s": 2.0, "init_timeout_s": 5.0, **times})
         self.metrics = Metrics()
-        self.table = SessionTable(self, RuntimeConfig(times=limits, parallel_starts=parallel), self.metrics)
+        self.admitted: list[tuple[str, int]] = []
+        config = RuntimeConfig(times=limits, parallel_starts=parallel)
+        self.table = SessionTable(self, config, self.metrics, lambda agent, *more: self.admitted.append(more))
 
     async def ask(self, session: Any = None) -> tuple[int, bytes]:
         self.pings.append(time.monotonic())
@@ -119,6 +122,7 @@ async def test_a_session_is_busy_from_its_first_ping_on(bench: Bench) -> None:
 async def test_a_session_whose_files_cannot_be_removed_leaves_the_table(bench: Bench, error: Exception) -> None:
     bench.trouble = error
     async with bench.use() as session:
+        assert bench.table.sessions_of(session.agent) == [session]
         session.end("stopped", 1.0)
     await bench.ending()
     async with asyncio.timeout(20):
@@ -128,7 +132,9 @@ async def test_a_session_whose_files_cannot_be_removed_leaves_the_table(bench: B
 
 async def test_an_idle_session_ends_at_its_limit_after_one_more_ping(bench: Bench) -> None:
     async with bench.use(idle_timeout_s=0.6):
-        pass
+        shown = bench.table.describe()[0]
+        assert (shown["state"], shown["idle_s"], bench.admitted) == ("active", 0.0, [("DEFAULT", 0)])
+    assert bench.table.describe()[0]["state"] == "idle"
     idle_from = time.monotonic()
     ending = await bench.ending()
     assert ending["state"] == "idle"
@@ -138,6 +144,8 @@ async def test_an_idle_session_ends_at_its_limit_after_one_more_ping(bench: Benc
     assert bench.process is not None
     assert bench.process.stops == [3.0]
     assert (ending["exit_status"], ending["cpu_s"]) == (0, 0.5)
+    assert 0.6 <= ending["idle_s"] <= ending["age_s"] < 3
+    assert ending["start_s"] < 3
     times = {name: ending[name] for name in ("gone_unix_s", "age_s", "idle_s", "start_s")}
     assert times == {name: round(value, 4 if name == "start_s" else 3) for name, value in times.items()}
     assert (bench.metrics.starts["+Inf"], bench.metrics.session_cpu_s) == (1, 0.5)
@@ -150,7 +158,7 @@ async def test_the_first_ping_after_a_call_comes_after_an_interval(bench: Bench)
     async with asyncio.timeout(20):
         while len(bench.pings) == before:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
-    assert bench.pings[-1] - ended_s >= 0.19
+    assert bench.pings[-1] - ended_s >= 0.199
 
 
 async def test_calls_and_busy_pings_keep_a_session(bench: Bench) -> None:
@@ -235,9 +243,11 @@ async def test_a_process_that_ends_ends_its_session(
 ) -> None:
     async with bench.use() as session:
         assert bench.process is not None
+        assert await session.death() is None
         bench.process.lost, bench.process.death = lost, death
         bench.process.end(status)
         await asyncio.wait_for(session.closed.wait(), 20)
+        assert await session.death() == cause
     ending = await bench.ending()
     assert (ending["state"], ending["cause"], ending["exit_status"]) == (state, cause, status)
     assert bench.table.sessions == {}
@@ -345,9 +355,12 @@ async def test_a_start_that_fails_has_the_cause_and_the_end_of_its_log(bench: Be
 
 
 @pytest.mark.parametrize(
-    ("error", "text"), [(LocalRuntimeError("no room"), "no room"), (KeyError("a bug"), "KeyError: 'a bug'")]
+    ("error", "text", "logged"),
+    [(LocalRuntimeError("no room"), "no room", False), (KeyError("a bug"), "KeyError: 'a bug'", True)],
 )
-async def test_a_spawn_that_fails_is_its_callers_424(bench: Bench, error: Exception, text: str) -> None:
+async def test_a_spawn_that_fails_is_its_callers_424(
+    bench: Bench, caplog: pytest.LogCaptureFixture, error: Exception, text: str, logged: bool
+) -> None:
     async def spawn(agent: Agent, place: Place) -> Any:
         raise error
 
@@ -355,6 +368,8 @@ async def test_a_spawn_that_fails_is_its_callers_424(bench: Bench, error: Except
     with pytest.raises(WireError, match="Runtime initialization failed") as raised:
         await bench.use().__aenter__()
     assert raised.value.message == f"Runtime initialization failed. {text}"
+    assert ("Traceback" in caplog.text) is logged
+    assert "Exception in callback" not in caplog.text
     assert (await bench.ending())["pid"] is None
 
 
@@ -411,6 +426,27 @@ async def test_endings_are_of_the_sessions_that_were_asked_for(bench: Bench) -> 
         ID: {"cause": "the session was stopped by a request to its runtime", "gone": True, "log": found[ID]["log"]}
     }
     assert bench.table.endings(key[0], "prod", [ID]) == bench.table.endings("b", key[1], [ID]) == {}
+
+
+async def test_the_response_to_a_ping_has_a_limit(tmp_path: Path) -> None:
+    async def reply(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 203 OK\r\ncontent-length: %d\r\n\r\n" % size + bytes(size))
+        writer.close()
+
+    class Reached(Process):
+        async def dial(self) -> Any:
+            return await NETWORK.connect_unix_socket(str(tmp_path / "s"))
+
+    agent = Agent(runtime_id="a-0123456789", version=1, name="a", script=Path("a.py"))
+    place = Place("1", tmp_path, tmp_path / "log", "")
+    session = Session(("a", "DEFAULT", ID), agent, place, times=TimeLimits(), on_end=lambda _: None)
+    session.process = Reached()
+    async with await asyncio.start_unix_server(reply, tmp_path / "s"):
+        size = 65_536
+        assert await session.ask() == (203, bytes(size))
+        size += 1
+        with pytest.raises(UpstreamLostError, match="more than 65536 bytes"):
+            await session.ask()
 
 
 def test_the_response_to_a_ping_may_be_anything() -> None:

@@ -276,7 +276,7 @@ class Session:
 
     def describe(self, now: float) -> dict[str, Any]:
         """Return the session as `/_local/sessions` shows it."""
-        active = self.inflight > 0 or self.busy
+        active = self.inflight or self.busy
         state = self.state if self.state != "ready" else ("active" if active else "idle")
         return {
             "session_id": self.id,
