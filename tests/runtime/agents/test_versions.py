@@ -99,8 +99,8 @@ def test_an_endpoint_is_aimed_at_a_version_that_is_loaded(server: Server, made: 
     control.create_agent_runtime_endpoint(agentRuntimeId=identity, name="prod", agentRuntimeVersion="1")
     status(server, made, update(server, made, script(tmp_path, "bad", trouble="raise RuntimeError('no')")))
     slow = update(server, made, script(tmp_path, "slow", delay_s=1.2))
-    for version in ("2", slow):  # failed, and not yet loaded
-        with pytest.raises(ClientError) as error:
+    for version, why in (("2", ".*RuntimeError: no"), (slow, "it is being loaded")):
+        with pytest.raises(ClientError, match=f"(?s)Version {version} is not ready: {why}") as error:
             control.update_agent_runtime_endpoint(
                 agentRuntimeId=identity, endpointName="prod", agentRuntimeVersion=version
             )

@@ -8,7 +8,6 @@ import json
 import os
 import signal
 from collections.abc import Callable
-from typing import Any
 from urllib.parse import quote, urlsplit
 
 import pytest
@@ -17,33 +16,10 @@ from click.testing import CliRunner
 
 from agentcore_rl_toolkit.cli.servers.runtime import group
 from agentcore_rl_toolkit.errors import ConfigError
-from agentcore_rl_toolkit.runtime.agents.version_fields import check_fields
-from agentcore_rl_toolkit.runtime.wire import WireError
 
-from ..conftest import AGENTS, Server, agent_fields
+from ..conftest import AGENTS, Server
 
 BARE = AGENTS / "bare.py"
-GOOD = agent_fields(BARE)
-CODE = {"code": {"s3": {"bucket": "b", "prefix": "p"}}, "runtime": "PYTHON_3_12", "entryPoint": ["main.py"]}
-JWT = {"customJWTAuthorizer": {"discoveryUrl": "https://example.com/.well-known/openid-configuration"}}
-
-
-BAD: list[tuple[dict[str, Any], str]] = [
-    ({"agentRuntimeArtifact": {"codeConfiguration": CODE}}, "agentRuntimeArtifact"),
-    ({"lifecycleConfiguration": {"idleRuntimeSessionTimeout": 700, "maxLifetime": 600}}, "lifecycleConfiguration"),
-    ({"lifecycleConfiguration": {"idleRuntimeSessionTimeout": 60, "maxLifetime": 28_801}}, "maxLifetime"),
-    ({"lifecycleConfiguration": {"idleRuntimeSessionTimeout": 59}}, "idleRuntimeSessionTimeout"),
-    ({"authorizerConfiguration": JWT}, "authorizerConfiguration"),
-    ({"protocolConfiguration": {"serverProtocol": "MCP"}}, "protocolConfiguration"),
-]
-
-
-def test_bad_fields_are_named() -> None:
-    for changes, field in BAD:
-        with pytest.raises(WireError) as error:
-            check_fields({**GOOD, **changes})
-        assert error.value.code == "ValidationException"
-        assert error.value.extra["fieldList"][0]["name"] == field
 
 
 def test_what_can_be_is_taken(server: Server) -> None:

@@ -33,6 +33,6 @@ def check_fields(body: Mapping[str, Any]) -> dict[str, Any]:
     for name in (IDLE, LIFETIME):
         if not LIFETIME_MIN_S <= lifecycle.get(name, LIFETIME_MIN_S) <= LIFETIME_MAX_S:
             raise invalid(f"{name} must be {LIFETIME_MIN_S} to {LIFETIME_MAX_S} seconds", field=name)
-    if lifecycle.get(IDLE, 0) > lifecycle.get(LIFETIME, LIFETIME_MAX_S):
+    if lifecycle.get(IDLE, LIFETIME_MIN_S) > lifecycle.get(LIFETIME, LIFETIME_MAX_S):
         raise invalid(f"{IDLE} must not exceed {LIFETIME}", field="lifecycleConfiguration")
     return {"networkConfiguration": {"networkMode": "PUBLIC"}, **fields, "lifecycleConfiguration": lifecycle}
