@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import zipfile
@@ -20,6 +21,7 @@ from agentcore_rl_toolkit.deploy.artifact import (
     requirements_of,
     this_platform,
 )
+from agentcore_rl_toolkit.deploy.score_ready import STARTER, derive
 from agentcore_rl_toolkit.errors import ConfigError
 
 
@@ -70,6 +72,39 @@ def test_an_engine_that_does_not_answer_is_passed_over(
     (tmp_path / "podman").write_text("#!/bin/sh\nexit 1\n")
     with pytest.raises(ConfigError, match="neither Docker nor Podman answers here"):
         ImageBuilder.find()
+
+
+ENGINE = """#!/bin/sh
+echo "$@" >> {folder}/calls
+case "$*" in
+    *json*) [ -f {folder}/pulled ] && cat {folder}/config || exit 1 ;;
+    *inspect*) echo linux/arm64 ;;
+    pull*) touch {folder}/pulled ;;
+    build*) cp $6/Dockerfile {folder}/built ;;
+    login*) cat > {folder}/password ;;
+esac
+"""
+
+
+def test_an_engine_builds_for_the_platform_and_pushes_with_a_password(tmp_path: Path) -> None:
+    (tmp_path / "engine").write_text(ENGINE.format(folder=tmp_path))
+    (tmp_path / "engine").chmod(0o755)
+    engine, uri = ImageBuilder(command=str(tmp_path / "engine")), "1.dkr.ecr.us-west-2.amazonaws.com/shop:1"
+    engine.push(uri, password="secret")
+    assert (tmp_path / "password").read_text() == "secret"
+    login = "login --username AWS --password-stdin 1.dkr.ecr.us-west-2.amazonaws.com"
+    assert (tmp_path / "calls").read_text() == f"{login}\npush {uri}\n"
+    for config, user in (
+        ({"Entrypoint": None, "Cmd": ["python", "a.py"], "User": None}, "root"),
+        ({"Entrypoint": ["python"], "Cmd": ["a.py"], "User": "app"}, "app"),
+        ({"Entrypoint": ["python", "a.py"], "Cmd": None}, "root"),
+    ):
+        (tmp_path / "config").write_text(json.dumps(config))
+        derive(engine, "base:1", uri=uri, target="linux/arm64")
+        command = f'CMD ["python", "-m", "{STARTER}", "a.py"]'
+        assert (tmp_path / "built").read_text().endswith(f"USER {user}\nENTRYPOINT []\n{command}\n")
+    with pytest.raises(ConfigError, match="the image is for linux/arm64, and linux/amd64 is needed"):
+        derive(engine, "base:1", uri=uri, target="linux/amd64")
 
 
 @pytest.mark.parametrize(

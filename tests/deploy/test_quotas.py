@@ -13,6 +13,7 @@ import pytest
 
 from agentcore_rl_toolkit.deploy import quotas
 from agentcore_rl_toolkit.deploy.quotas import Quotas
+from agentcore_rl_toolkit.errors import ConfigError
 from serving import Asked, answering
 
 from ..conftest import CommandLine
@@ -35,9 +36,11 @@ class Service:
     """Gives what Service Quotas lists in pages of two; refuses where ``listed`` is None."""
 
     listed: list[dict[str, Any]] | None = field(default_factory=lambda: LISTED)
+    regions: set[str] = field(default_factory=set)
 
     def answer(self, request: Asked) -> tuple[Any, ...]:
         asked = json.loads(request.body)
+        self.regions.add(request.headers["authorization"].split("/")[2])
         assert asked["ServiceCode"] == "bedrock-agentcore"
         at = int(asked.get("NextToken", 0))
         if self.listed is None:
@@ -73,6 +76,28 @@ def test_a_quota_that_is_not_listed_or_not_readable_is_awss_default(service: Ser
 def test_a_local_runtime_has_no_quotas(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_ENDPOINT_URL_SERVICE_QUOTAS", raising=False)
     assert quotas.before_a_run(ARN, endpoint_url="http://127.0.0.1:1", rollouts=1) is None
+
+
+def test_a_run_shows_the_quotas_of_the_agents_region_and_its_cost(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_BEDROCK_AGENTCORE"):
+        monkeypatch.delenv(name, raising=False)
+    line = (
+        "quotas (Service Quotas): 1,000 sessions alive, 6,000 new ones per minute, 50 requests per second; to start 128,000 "
+        "rollouts takes about 43 min; 128,000 rollouts of 5 min, 12 s of CPU and 0.5 GB cost about $111.48 on AgentCore Runtime "
+        "(prices of November 2026; without the model)"
+    )
+    for endpoint_url in (None, "http://127.0.0.1:1"):  # a test of AWS's API has its own Service Quotas
+        assert quotas.before_a_run(ARN, endpoint_url=endpoint_url, rollouts=128_000) == line
+    assert service.regions == {"us-west-2"}
+    assert quotas.before_a_run("arn:aws:local") is None
+    assert quotas.nothing_runs(Quotas(sessions=1)) is None
+    service.listed = [{"QuotaName": "Active Session Workloads per Account", "Value": 0.0}]
+    with pytest.raises(
+        ConfigError, match="quota of sessions alive at once on AgentCore Runtime is 0, so that nothing can run"
+    ):
+        quotas.before_a_run(ARN)
 
 
 def test_eval_and_train_refuse_before_anything_starts(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import shlex
 import subprocess
 import sys
 import urllib.request
@@ -91,7 +92,10 @@ def test_the_starter_comes_behind_the_python_of_a_command(words: list[str], made
     ],
 )
 def test_a_command_without_python_is_refused_with_the_reason(words: list[str]) -> None:
-    with pytest.raises(ConfigError, match="needs a command with python or uvicorn"):
+    shown = re.escape(shlex.join(words) or "nothing")
+    with pytest.raises(
+        ConfigError, match=f"^the image starts {shown}; a version for rollouts needs a command with python or uvicorn"
+    ):
         start_command(words)
 
 
@@ -128,6 +132,8 @@ def test_images_of_two_repositories_have_two_names_that_registries_accept() -> N
     bases = [f"{registry}/a/shop:7", f"{registry}/b/shop:7", f"{registry}/shop-trainer@sha256:{'a' * 64}"]
     tags = [derived_tag(base) for base in bases]
     assert len({*tags}) == 3
+    assert tags[0].startswith("shop-7-")
+    assert derived_tag("a" * 99)[:51] == "a" * 50 + "-"
     for tag in tags:
         assert re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}", tag), tag
 

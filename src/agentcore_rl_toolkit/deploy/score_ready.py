@@ -76,7 +76,7 @@ CMD {json.dumps(list(command))}
 
 def derived_tag(base: str) -> str:
     """Return the tag of an image that is derived from this one."""
-    name = re.sub(r"[^A-Za-z0-9_.-]+", "-", base.rsplit("/", 1)[-1])[:50].strip("-.")
+    name = re.sub(r"[^A-Za-z0-9_.-]+", "-", base.split("/")[-1])[:50].strip("-.")
     return f"{name}-{hashlib.sha256(base.encode()).hexdigest()[:12]}-rl-{wheel_digest()[:8]}"
 
 
