@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
 from collections import Counter
-from datetime import date
-from decimal import Decimal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,70 +19,11 @@ from agentcore_rl_toolkit.backends.slime.settings import SlimeSettings
 from agentcore_rl_toolkit.backends.tinker.settings import TinkerConfig
 from agentcore_rl_toolkit.backends.trl import TrlConfig
 from agentcore_rl_toolkit.backends.verl.settings import AgentCoreConfig, VerlConfig, translate
-from agentcore_rl_toolkit.client.data import encode_payload, payload_id, read_rows
-from agentcore_rl_toolkit.contract import check_id
 from agentcore_rl_toolkit.errors import ConfigError
 from agentcore_rl_toolkit.gateway.client import gateway_urls
 from examples.loading import load
 
 TRAINERS = [SlimeRunner, AgentCoreConfig, TrlConfig, RllmConfig, TinkerConfig, SageMakerConfig]
-
-
-def test_every_field_of_a_row_is_the_payload(tmp_path: Path) -> None:
-    path = tmp_path / "x.jsonl"
-    path.write_text('{"prompt": "1+1", "answer": "2", "tools": ["calc"]}\n\n{"question": "q"}\n')
-    assert read_rows(path) == [{"prompt": "1+1", "answer": "2", "tools": ["calc"]}, {"question": "q"}]
-
-
-def test_slimes_envelope_is_taken_off_but_a_metadata_field_of_a_payload_is_not(tmp_path: Path) -> None:
-    path = tmp_path / "x.jsonl"
-    rows = [
-        {"prompt": "p", "metadata": {"answer": "2"}},
-        {"prompt": "p", "metadata": {"a": 1}, "answer": "2"},
-        {"prompt": "p", "metadata": {"a": 1}, "label": "2"},
-    ]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert read_rows(path) == [{"prompt": "p", "answer": "2"}, rows[1], {"prompt": "p", "label": "2", "a": 1}]
-
-
-def test_text_of_every_kind_survives_a_line_of_json(tmp_path: Path) -> None:
-    rows = [{"idx": 0, "prompt": "a\u2028b\u2029c\u0085d\x1ce\rf\ng", "answer": "\ufeff1"}, {"idx": 1, "prompt": "q"}]
-    (tmp_path / "x.jsonl").write_text("".join(encode_payload(row) + "\n" for row in rows), encoding="utf-8")
-    assert read_rows(tmp_path / "x.jsonl") == rows
-
-
-@pytest.mark.parametrize("value", [date(2026, 1, 2), Decimal("1.5"), b"ab", math.nan])
-def test_a_value_that_no_agent_could_be_sent_is_named_when_the_file_is_read(tmp_path: Path, value: object) -> None:
-    import pyarrow
-    import pyarrow.parquet
-
-    path = tmp_path / "x.parquet"
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([{"a": 1, "when": value}]), path)
-    with pytest.raises(ConfigError, match=r"x\.parquet:1: a payload must be plain JSON"):
-        read_rows(path)
-
-
-@pytest.mark.parametrize(
-    ("text", "match"),
-    [
-        ('{"a": 1}\n{oops\n', "x.jsonl:2"),
-        ("[1]\n", "must be an object"),
-        ('{"_rollout": {}}\n', "_rollout"),
-        ("\n", "no rows"),
-    ],
-)
-def test_a_bad_row_is_named_by_its_line(tmp_path: Path, text: str, match: str) -> None:
-    path = tmp_path / "x.jsonl"
-    path.write_text(text)
-    with pytest.raises(ConfigError, match=match):
-        read_rows(path)
-
-
-@pytest.mark.parametrize("value", ["Größe1", "٣٤", "x" * 300, 10**300, -(10**300), "a b", "", "a\n"])
-def test_an_id_that_cannot_stand_in_a_key_gives_a_digest(value: object) -> None:
-    found = payload_id({"id": value})
-    assert check_id(f"{found}-{2**31}-0000001", "input_id")
-    assert found == payload_id({"id": value}) != payload_id({"id": f"{value}2"})
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from agentcore_rl_toolkit.client import RolloutClient
-from agentcore_rl_toolkit.client.data import payload_id
 from agentcore_rl_toolkit.contract import Outcome
 from agentcore_rl_toolkit.errors import ConfigError, ContractError
 from scripted_runtime import ARN, ScriptedRuntime
@@ -101,15 +100,6 @@ def test_connections_follow_the_pace_and_the_limit_of_open_files(
     monkeypatch.setattr(resource, "getrlimit", lambda _: (files, files))
     client = make_client(tps_limit=tps_limit, max_pool_connections=given)
     assert client._dispatcher.calls_at_once == connections
-
-
-@pytest.mark.parametrize("field", ["id", "idx"])
-@pytest.mark.parametrize("value", [0, 10**99 - 1, -(10**99) + 1, "a" * 99])
-def test_an_id_of_the_payload_is_the_input_id_if_a_key_can_hold_it(field: str, value: Any) -> None:
-    assert payload_id({field: value}) == str(value)
-    longer = f"{value}a" if isinstance(value, str) else value * 10 or 10**99
-    for unusable in (longer, True, "a/b"):
-        assert payload_id({field: unusable}) != str(unusable)
 
 
 WITHOUT = """

@@ -16,7 +16,7 @@ import pytest
 
 from agentcore_rl_toolkit import RolloutClient
 from agentcore_rl_toolkit.client import Deadlines
-from agentcore_rl_toolkit.client.ledger import NO_LEDGER
+from agentcore_rl_toolkit.client.ledger import NO_LEDGER, Attempt
 from agentcore_rl_toolkit.client.pacing import Pacer
 from agentcore_rl_toolkit.client.stops import Stops
 from agentcore_rl_toolkit.client.transport import Transport
@@ -205,6 +205,47 @@ def test_a_batch_that_nobody_holds_stops_its_sessions(client: RolloutClient, run
     until(lambda: runtime.runs == 5)
     del run
     until(lambda: runtime.live == [])
+    batch = client.run_batch([{"script": {}}, HANG, HANG])
+    assert next(batch).success
+    del batch
+    until(lambda: client.flights() == [])
+    client.flush()
+    assert runtime.live == []
+
+
+def test_only_batches_end_with_their_program_and_a_flush_ends_nothing(
+    client: RolloutClient, runtime: ScriptedRuntime, caplog: pytest.LogCaptureFixture
+) -> None:
+    future, batch = client.invoke(HANG), iter(client.run_batch([HANG]))
+    until(lambda: len(runtime.live) == 2)
+    began_s = time.monotonic()
+    assert client.flush() == []
+    assert time.monotonic() - began_s < 30  # and waits for no rollout
+    assert (len(runtime.live), len(client.flights()), caplog.text) == (2, 2, "")
+    assert client._portal.call(client._dispatcher.close_async(cancel="batches")) == []
+    assert runtime.live == [future.session_id]
+    assert caplog.messages == [f"1 sessions continue after the end of this process: {future.session_id}"]
+    with pytest.raises(ConfigError, match="the client is closed"):
+        client.submit(HANG)
+    batch.close()
+
+
+@pytest.mark.parametrize(("outcome", "stops"), [("unknown session", 0), (None, 1), ("lost", 0)])
+def test_a_session_of_an_earlier_process_is_stopped_although_its_rollout_is_cancelled_at_once(
+    client: RolloutClient, runtime: ScriptedRuntime, store_url: str, outcome: str | None, stops: int
+) -> None:
+    rollout = client._rollout(HANG, None, "i", {})
+    if outcome != "unknown session":
+        ids: dict[str, Any] = {"session_id": rollout.session_id, "input_id": "i", "key": "exp/i/s.json"}
+        rollout.known = Attempt(index=0, attempt=1, bucket=store_url, outcome=outcome, **ids)
+
+    async def cancel_at_once() -> None:
+        client._dispatcher.submit(rollout)
+        rollout.cancel()
+
+    client._portal.call(cancel_at_once())
+    client.flush()
+    assert (rollout.cancelled, runtime.requests["stop"]) == (True, stops)
 
 
 PROGRAM = """

@@ -205,7 +205,7 @@ class RolloutClient:
         except BaseException:
             future.cancel()
             raise
-        if not accepted and (error := future.exception(0)) is not None:
+        if not accepted and (error := future.exception()) is not None:
             raise error
         return future
 
@@ -294,7 +294,7 @@ class RolloutClient:
             dispatcher,
             rollouts(),
             total=total,
-            limit=max_concurrent_sessions or max(1, total or 0),
+            limit=max_concurrent_sessions or total or 1,
             hook=print_progress if progress is True else (progress or None),
             log_interval_s=log_interval,
         )

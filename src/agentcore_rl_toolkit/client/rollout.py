@@ -98,7 +98,7 @@ class Rollout(RolloutFuture):
     shared: Dispatcher
     payload: Mapping[str, Any]
     config: Mapping[str, Any]
-    retries: int = 0
+    retries: int
     prepare: Prepare | None = None
     index: int | None = None
     ledger: FileLedger = NO_LEDGER
@@ -260,7 +260,7 @@ class Rollout(RolloutFuture):
                 continue
             down_s = down_s or self.sent_s
             # A runtime that was reached before has an outage. Otherwise, its address may be wrong.
-            waits = error.credentials or (error.fate is Fate.TRANSIENT and self.shared.accepted_s > 0)
+            waits = error.credentials or (error.fate is Fate.TRANSIENT and self.shared.accepted_s)
             if time.monotonic() - down_s >= deadlines.start_s if waits else not self._sends_left():
                 what = "refused the credentials" if error.credentials else "could not be reached"
                 limit = f"for {deadlines.start_s:g} s" if waits else f"in {self.shared.max_attempts} attempts"
@@ -341,7 +341,7 @@ class Rollout(RolloutFuture):
         """
         left_s = None if ends_s is None else max(0.0, ends_s - time.monotonic())
         turns = None
-        if left_s is not None and self.shared.turns_of is not None:
+        if left_s is not None:
             last_s = min(LAST_TURNS_S, left_s / 2)
             await asyncio.wait([waiter.found], timeout=left_s - last_s)
             left_s, turns = last_s, await self._count_turns(waiter)
@@ -526,7 +526,6 @@ class Dispatcher:
     async def _finish_and_leave(self) -> None:
         while self._rollouts:  # all have begun, because `submit` came before this
             await asyncio.wait([r._task for r in self._rollouts.values() if r._task is not None])
-            await asyncio.sleep(0)
         await self.stops.drain()
         self.leave()
         self.portal.close()
