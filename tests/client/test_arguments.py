@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from agentcore_rl_toolkit.client import RolloutClient
+from agentcore_rl_toolkit.client import RolloutClient, WatchSettings
+from agentcore_rl_toolkit.client.settings import check_number
 from agentcore_rl_toolkit.contract import Outcome
 from agentcore_rl_toolkit.errors import ConfigError, ContractError
 from scripted_runtime import ARN, ScriptedRuntime
@@ -61,6 +62,51 @@ def test_a_batch_checks_its_values_before_anything_starts(client: RolloutClient,
         with pytest.raises(ConfigError, match=says):
             client.run_batch([{"script": {}}], **options)
     assert runtime.requests["invoke"] == 0
+    assert list(client.run_batch([], retries=0)) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "usable", "unusable", "must_be"),
+    [
+        ({"above": 0}, [0.1, 1], [0, -1, True, "1", None], "a number > 0"),
+        ({"at_least": 1, "whole": True}, [1, 2], [0, 1.5, True, None], "a whole number >= 1"),
+        ({"at_least": 0, "optional": True}, [0, 0.5, None], [-0.1, False], "a number >= 0 or None"),
+    ],
+)
+def test_a_number_is_checked_against_its_bound(
+    options: dict[str, Any], usable: list[Any], unusable: list[Any], must_be: str
+) -> None:
+    for value in usable:
+        check_number("x", value, **options)
+    for value in unusable:
+        with pytest.raises(ConfigError, match=f"^x must be {must_be}, got {value!r}$"):
+            check_number("x", value, **options)
+
+
+def test_the_least_settings_are_usable_and_the_usual_ones_are_those_of_the_published_client(
+    make_client: MakeClient,
+) -> None:
+    least = {
+        "max_retry_attempts": 1,
+        "max_pool_connections": 1,
+        "sessions_per_minute": 0.5,
+        "tps_limit": 0.5,
+        "retries": 0,
+    }
+    limits = make_client(**least, watch=WatchSettings(max_record_bytes=1, lost_after_s=0, interval_s=0))._dispatcher
+    assert (limits.max_attempts, limits.calls_at_once, limits.limits) == (1, 1, (0.5, 0.5))
+    with RolloutClient(ARN, "memory://usual", "exp") as client:
+        usual = client._dispatcher
+        assert (usual.max_attempts, usual.limits, client.retries) == (5, (25, None), 0)
+
+
+@pytest.mark.parametrize(
+    "arn", ["arn:aws:bedrock-agentcore:us-west-2:1", "arm" + ARN[3:], ARN.replace("us-west-2", "")]
+)
+def test_an_arn_without_a_region_is_refused(arn: str) -> None:
+    with pytest.raises(ConfigError, match=f"^Invalid ARN format, cannot extract region: {arn}$"):
+        RolloutClient(arn, "memory://arns", "exp")
+    assert RolloutClient("arn:aws:x:us-west-2:1:y", "memory://arns", "exp").region == "us-west-2"
 
 
 def test_a_list_of_payloads_is_checked_before_anything_starts(client: RolloutClient, runtime: ScriptedRuntime) -> None:
@@ -129,3 +175,10 @@ def test_the_environments_endpoint_is_used(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("AWS_ENDPOINT_URL_BEDROCK_AGENTCORE", "http://127.0.0.1:9")
     with RolloutClient(ARN, "memory://endpoints", "exp") as client:
         assert client.endpoint_url == client.agentcore_client.meta.endpoint_url == "http://127.0.0.1:9"
+    monkeypatch.setenv("AWS_ENDPOINT_URL_BEDROCK_AGENTCORE", "nowhere")
+    broken = RolloutClient(ARN, "memory://endpoints", "exp")
+    with (
+        broken,
+        pytest.raises(ConfigError, match="boto3 could not make a bedrock-agentcore client: Invalid endpoint: no"),
+    ):
+        broken.submit({}).result(60)

@@ -22,6 +22,7 @@ from botocore.exceptions import ClientError
 
 from agentcore_rl_toolkit import RolloutClient
 from agentcore_rl_toolkit.client import BatchProgress, Deadlines, WatchSettings
+from agentcore_rl_toolkit.client.batch import _traceback_of as traceback_of
 from agentcore_rl_toolkit.client.batch import error_line, print_progress
 from agentcore_rl_toolkit.contract import Outcome
 from agentcore_rl_toolkit.errors import (
@@ -73,6 +74,20 @@ def test_every_row_gives_one_item_with_its_ids(client: RolloutClient, runtime: S
 )
 def test_an_error_is_one_line_with_the_class_that_the_agent_raised(error: Exception, line: str) -> None:
     assert error_line(error) == line.strip()
+
+
+def test_a_traceback_is_the_agents_or_that_of_an_error_that_was_raised_or_has_a_cause() -> None:
+    raised, caused, agent_error = (
+        ValueError("raised"),
+        ValueError("caused"),
+        AgentError("x", agent_traceback="of the agent"),
+    )
+    with contextlib.suppress(ValueError):
+        raise raised
+    caused.__cause__ = KeyError("cause")
+    assert (traceback_of(raised) or "").splitlines()[-1] == "ValueError: raised"
+    assert (traceback_of(caused) or "").splitlines()[0] == "KeyError: 'cause'"
+    assert (traceback_of(agent_error), traceback_of(ValueError("made"))) == ("of the agent", None)
 
 
 def test_never_more_than_the_limit_at_once(client: RolloutClient, runtime: ScriptedRuntime) -> None:
@@ -167,7 +182,8 @@ def test_progress_hook_sees_every_item(client: RolloutClient) -> None:
     client.map([{"script": {"fail": "x"}}, *rows(4)], 2, progress=seen.append)
     assert [p.done for p in seen] == [1, 2, 3, 4, 5]
     assert seen[-1].ok == 4
-    assert seen[-1].outcomes["agent_error"] == 1
+    assert seen[-1].outcomes["agent_error"] == seen[-1].causes["agent"] == 1
+    assert 0 < seen[-1].elapsed_s < 60
     assert "5/5 done, 4 ok" in str(seen[-1])
 
 
@@ -187,6 +203,7 @@ def test_a_batch_logs_its_progress_and_prints_it_on_request(
         ]
         caplog.clear()
         client.map(rows(3), 1, log_interval=0)
+        client.map(rows(1))  # the usual interval is 30 s
     assert not [r for r in caplog.records if r.getMessage().startswith("batch: ")]
     outcomes = {"ok": 1, "lost": 2, "agent_error": 1}
     about: dict[str, Any] = {"causes": {"policy": 1}}
@@ -202,7 +219,7 @@ def test_a_batch_logs_its_progress_and_prints_it_on_request(
 
 
 def test_each_payload_may_have_its_own_entries_for_the_agent(client: RolloutClient, runtime: ScriptedRuntime) -> None:
-    items = client.map(rows(2), overrides=[{"temperature": 0.1}, None])
+    items = client.map([*rows(1, run_s=0.3), *rows(1)], overrides=[{"temperature": 0.1}, None])  # the first ends last
     blocks = [runtime.sessions[item.session_id or ""].payload["_rollout"] for item in items]
     assert [block.get("temperature") for block in blocks] == [0.1, None]
     with pytest.raises(ConfigError, match="overrides has 1 entries for 2 payloads"):
@@ -225,11 +242,12 @@ def test_a_batch_runs_once_has_no_length_and_takes_next(client: RolloutClient, r
 def test_a_batch_takes_inputs_when_there_is_room_and_holds_twice_its_limit(
     client: RolloutClient, runtime: ScriptedRuntime
 ) -> None:
-    taken: list[int] = []
+    taken, threads = list[int](), set[str]()
 
     def endless() -> Iterator[dict[str, Any]]:
         for n in itertools.count():
             taken.append(n)
+            threads.add(threading.current_thread().name)
             yield {"script": {"result": {"n": n}}}
 
     batch = client.run_batch(endless(), 4)
@@ -241,6 +259,7 @@ def test_a_batch_takes_inputs_when_there_is_room_and_holds_twice_its_limit(
     batch.close()
     client.flush()
     assert len(taken) <= 21 + 2 * 4 + 1
+    assert threads == {"agentcore-rl-call"}  # it may block
     assert runtime.live == []
 
 
@@ -327,6 +346,7 @@ def test_wrong_settings_end_a_batch_at_its_first_answers(
     assert 1 <= len(items) <= 12
     codes = {"403": "AccessDeniedException", "404": "ResourceNotFoundException", "refused store": "StoreRefused"}
     assert caught.value.code == codes[fault]
+    assert isinstance(caught.value.__cause__, RolloutLostError if reply else ClientError)
     assert runtime.requests["invoke"] <= 12
 
 
@@ -420,8 +440,9 @@ def test_resume_collects_what_is_done_and_sends_only_the_rest(
     assert runtime.live == []
     again = make_client()
     before = runtime.runs
-    assert all(item.success for item in again.map(batch, 4, ledger=ledger, resume=True))
+    assert all(item.success for item in again.map(iter(batch), 4, ledger=ledger, resume=True))
     assert runtime.runs == before
+    assert again.stats == {"store_requests": 10}  # one for each record, and nothing is counted twice
 
 
 def test_resume_keeps_failures_unless_told_to_try_them_again(
@@ -511,6 +532,17 @@ def test_a_resumed_run_does_not_give_the_policy_a_second_try(
     assert [item.attempt for item in again] == [1, 2]
     assert [(item.cause, item.failure) for item in again] == [(item.cause, item.failure) for item in first]
     assert runtime.runs == 3
+
+
+def test_a_ledger_is_kept_where_it_is_asked_for(
+    client: RolloutClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for options, files in (({}, []), ({"ledger": "mine"}, ["mine"]), ({"ledger": "mine", "resume": True}, ["mine"])):
+        client.map(rows(1), **options)  # type: ignore[arg-type]
+        assert [path.name for path in tmp_path.iterdir() if path.name in ("mine", "runs")] == files
+    client.map(rows(1), resume=True)
+    assert (tmp_path / "runs" / "exp" / "ledger.jsonl").is_file()
 
 
 def test_resume_with_other_rows_is_refused(client: RolloutClient, tmp_path: Path) -> None:

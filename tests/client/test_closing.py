@@ -15,11 +15,12 @@ from typing import Any, cast
 import pytest
 
 from agentcore_rl_toolkit import RolloutClient
-from agentcore_rl_toolkit.client import Deadlines
+from agentcore_rl_toolkit.aws_errors import Fate
+from agentcore_rl_toolkit.client import Deadlines, stops
 from agentcore_rl_toolkit.client.ledger import NO_LEDGER, Attempt
 from agentcore_rl_toolkit.client.pacing import Pacer
 from agentcore_rl_toolkit.client.stops import Stops
-from agentcore_rl_toolkit.client.transport import Transport
+from agentcore_rl_toolkit.client.transport import CallError, Transport
 from agentcore_rl_toolkit.errors import ConfigError
 from scripted_runtime import ScriptedRuntime
 from serving import wait_for as until
@@ -68,6 +69,45 @@ async def test_a_drain_waits_for_a_slow_pace_and_gives_up_after_a_failure_withou
     await drain("failing, too", "c")
     assert list(stops.left) == ["failing", "failing, too", "c"]
     assert stops.counts == {"stop_failed": 2, "stopped": 2}
+
+
+async def test_a_drain_waits_for_a_stop_that_succeeds_after_half_of_its_limit() -> None:
+    late = threading.Event()
+
+    class Runtime:
+        def stop(self, session_id: str) -> None:
+            if session_id == "failing":
+                raise RuntimeError("a fault that does not pass")
+            late.wait(30)
+
+    runtime, pacer = cast("Transport", Runtime()), Pacer()
+    pacer.join(runtime, 100.0, None)
+    stops = Stops(runtime, pacer, 2.0, lambda *_: None)
+    for session_id in ("failing", "late"):
+        stops.start(session_id, NO_LEDGER)
+    draining = asyncio.create_task(stops.drain())
+    await stops._hurry.wait()  # the first half has passed
+    late.set()
+    await draining
+    assert list(stops.left) == ["failing"]
+
+
+async def test_a_stop_is_sent_again_until_its_pauses_reach_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Runtime:
+        def stop(self, session_id: str) -> None:
+            raise CallError("busy", fate=Fate.TRANSIENT)
+
+    def pause_s(failures: int, *, first_s: float) -> float:
+        failed.append(failures)
+        return 0.2
+
+    failed: list[int] = []
+    monkeypatch.setattr(stops, "backoff_s", pause_s)
+    runtime, pacer = cast("Transport", Runtime()), Pacer()
+    pacer.join(runtime, 1000.0, None)
+    async with asyncio.timeout(30):
+        assert not await Stops(runtime, pacer, 0.5, lambda *_: None).start("s", NO_LEDGER)
+    assert failed == [1, 2, 3][: len(failed)]
 
 
 def test_a_stop_that_waits_for_its_next_turn_is_not_late(make_client: MakeClient, runtime: ScriptedRuntime) -> None:

@@ -161,6 +161,33 @@ def test_every_call_that_a_restart_refused_is_sent_again_and_no_other(
         assert error.credentials
 
 
+def test_a_runtime_of_another_user_is_asked_with_the_callers_credentials() -> None:
+    runtime = Restarted()
+    runtime.key = "test"
+    with answering(runtime.answer) as url:
+        assert plain_transport(url).endings(["s"]) == {}
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "found"),
+    [
+        *[(status, {}, CallError) for status in (500, 503, 429, 401, 403)],
+        *[(status, {}, None) for status in (200, 400, 404, 499)],
+        (200, {"ended": {"a": {"gone": 1, "cause": "x", "log": "/l"}}}, {"a": "x (its log: /l)"}),
+        (200, {"ended": {"a": {"gone": 1, "cause": "x", "log": None}, "b": {"gone": None}}}, {"a": "x"}),
+    ],
+)
+def test_the_reply_on_ended_sessions_is_a_fault_that_may_pass_or_the_causes_or_another_servers(
+    status: int, body: dict[str, Any], found: Any
+) -> None:
+    with answering(lambda _: (status, body)) as url:
+        if found is CallError:
+            with pytest.raises(CallError, match=f"the runtime answered with status {status}"):
+                plain_transport(url).endings(["a"])
+        else:
+            assert plain_transport(url).endings(["a"]) == found
+
+
 def test_a_runtime_that_starts_after_the_client_was_made_gets_its_own_key() -> None:
     runtime = Restarted()
     with answering(runtime.answer) as url:

@@ -135,6 +135,7 @@ def test_results_are_written_in_order(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
     assert [line["reward"] for line in lines] == [1.0, 0.0, None, None]
     assert [line["score"] for line in lines] == [1.0, 0.0, None, 0.0]
+    assert [line["attempt"] for line in lines] == [1] * 4
     assert [(line["cause"], line["failure"]) for line in lines[2:]] == [("infrastructure", None), ("policy", "tokens")]
     with (tmp_path / "results.csv").open() as file:
         table = list(csv.DictReader(file))

@@ -43,7 +43,7 @@ def test_lines_come_back_in_a_later_process(tmp_path: Path) -> None:
 
 def test_torn_last_line_is_ignored_and_does_not_spoil_the_next(tmp_path: Path) -> None:
     path = tmp_path / "l.jsonl"
-    path.write_text(json.dumps(INTENT) + "\n" + '{"event": "done", "sess')
+    path.write_text(json.dumps(INTENT) + '\n["event"]\n{"session_id": "s1"}\n{"event": "done", "sess')
     ledger = FileLedger(path)
     assert len(ledger.open()) == 1
     ledger.append({"event": "accepted", "session_id": "s1"})
@@ -146,15 +146,16 @@ def test_sessions_of_a_ledger_that_no_row_waits_for_are_stopped(
     client: RolloutClient, store_url: str, tmp_path: Path
 ) -> None:
     row: dict[str, Any] = {"script": {}}
-    before, last, of_no_row = (new_session_id() for _ in range(3))
+    before, last, of_no_row, forgotten = (new_session_id() for _ in range(4))
 
     def intent(session_id: str, index: int, attempt: int) -> dict[str, Any]:
         about = {"index": index, "input_id": "i", "attempt": attempt, "payload": fingerprint(row), "bucket": store_url}
         return {"event": "intent", "t": 1.0, "session_id": session_id, "key": f"exp/i/{session_id}.json", **about}
 
     lines = [
-        *(intent(before, 0, 1), {"event": "stopped", "session_id": before}),
-        *(intent(last, 0, 2), {"event": "done", "session_id": last, "outcome": "lost", "error": "of before"}),
+        *(intent(forgotten, 0, 1), intent(before, 0, 2), {"event": "stopped", "session_id": before}),
+        *(intent(last, 0, 3), {"event": "done", "session_id": last, "outcome": "lost", "error": "of before"}),
+        {"event": "done", "session_id": last, "cause": "agent"},
         intent(of_no_row, 1, 1),
     ]
     path = tmp_path / "l.jsonl"
@@ -162,6 +163,7 @@ def test_sessions_of_a_ledger_that_no_row_waits_for_are_stopped(
     stopped: list[str] = []
     client.subscribe(lambda event, fields: stopped.append(fields["session_id"]) if event == "stopped" else None)
     (item,) = client.map([row], ledger=path, resume=True)
-    assert (item.outcome, item.error, item.session_id, item.attempt) == (Outcome.LOST, "of before", last, 2)
+    assert (item.outcome, item.error, item.session_id, item.attempt) == (Outcome.LOST, "of before", last, 3)
+    assert item.cause == "agent"
     client.flush()
-    assert sorted(stopped) == sorted([last, of_no_row])
+    assert sorted(stopped) == sorted([forgotten, last, of_no_row])

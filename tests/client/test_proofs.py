@@ -136,8 +136,12 @@ def test_a_session_adopted_from_the_ledger_must_keep_its_promise(
     started = _start_and_forget(runtime, store_url, ledger)
     store.put(started["key"], json.dumps(FORGED).encode())
     # `prepare` is for invokes, and nothing is sent here.
-    (item,) = make_client().map([WAITING], ledger=ledger, resume=True, prepare=lambda session_id, attempt: 1 / 0)
+    client = make_client()
+    (item,) = client.map([WAITING], ledger=ledger, resume=True, prepare=lambda session_id, attempt: 1 / 0)
     assert (item.session_id, item.outcome, item.proof) == (started["session_id"], Outcome.INVALID, Proof.FORGED)
+    client.flush()
+    counts = client.stats
+    assert (counts["invalid"], counts["forged"], counts["stopped"], runtime.requests["stop"]) == (1, 1, 1, 1)
 
 
 def _start_and_forget(runtime: ScriptedRuntime, store_url: str, ledger: Path) -> dict[str, Any]:

@@ -8,10 +8,13 @@ from typing import Any
 import pytest
 
 from agentcore_rl_toolkit.client import RolloutClient
-from agentcore_rl_toolkit.client.records import judge
+from agentcore_rl_toolkit.client.records import READS_AT_ONCE, Verdict, judge
 from agentcore_rl_toolkit.contract import Cause, Outcome
 from agentcore_rl_toolkit.errors import (
     AgentError,
+    ConfigError,
+    ContractError,
+    GatewayError,
     InvalidResultError,
     RolloutCancelledError,
     RolloutError,
@@ -56,6 +59,8 @@ def test_a_record_of_a_failure_becomes_its_error(
 def test_a_good_record_has_no_error() -> None:
     verdict = judge(b'{"rewards": 1.0, "_agent": {"outcome": "ok"}}', KEY)
     assert (verdict.outcome, verdict.error, verdict.proof) == (Outcome.OK, None, Proof.UNPROVEN)
+    errors = (ConfigError("x"), GatewayError("x"), ValueError("x"))
+    assert [Verdict(error=error).outcome for error in errors] == [Outcome.INVALID, Outcome.LOST, Outcome.LOST]
 
 
 @pytest.mark.parametrize(
@@ -94,3 +99,8 @@ def test_stored_records_are_scored_again_and_failures_are_not(client: RolloutCli
     assert isinstance(broken.error, KeyError)
     assert (unusable.outcome, unusable.reward) == (Outcome.INVALID, None)
     assert [one.reward for one in client.replay(input_id="a")] == [None]
+    (without,) = client.replay(lambda record, payload: None, input_id="a")
+    assert (without.reward, type(without.error)) == (None, ContractError)
+    for n in range(READS_AT_ONCE + 1):
+        client.store.put(f"exp/many/{n:03}.json", b'{"rewards": 0.0}', durable=False)
+    assert [one.session_id for one in client.replay(input_id="many")] == [f"{n:03}" for n in range(READS_AT_ONCE + 1)]

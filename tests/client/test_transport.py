@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 
+import boto3
 import pytest
 
 from agentcore_rl_toolkit.aws_errors import Fate
@@ -30,6 +31,21 @@ def test_read_timeout_is_uncertain_and_not_sent_again(runtime: ScriptedRuntime) 
         transport(runtime.url, read_timeout_s=0.3).invoke(new_session_id(), b'{"script": {"cold_start_s": 3}}')
     time.sleep(0.5)
     assert runtime.requests["invoke"] == 1
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_refused_credentials_are_renewed_unless_the_program_gave_them(
+    runtime: ScriptedRuntime, monkeypatch: pytest.MonkeyPatch, given: bool
+) -> None:
+    session = boto3.Session("given", "secret") if given else boto3.Session()
+    monkeypatch.setattr(boto3, "DEFAULT_SESSION", session)
+    runtime.faults.append("expired")
+    caller = transport(runtime.url)
+    with pytest.raises(CallError, match="ExpiredToken"):
+        caller.invoke(new_session_id(), b"{}")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "fresh")
+    caller.invoke(new_session_id(), b"{}")
+    assert caller._session.get_credentials().access_key == ("given" if given else "fresh")
 
 
 def test_an_answer_without_end_is_read_to_its_bound_only(runtime: ScriptedRuntime) -> None:

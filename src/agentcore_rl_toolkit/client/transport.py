@@ -182,7 +182,8 @@ class Transport:
             session, self._client, self._session = self._session, None, find_session()
             with contextlib.suppress(BotoCoreError):  # the next call asks again
                 if self._session is session and getattr(session.get_credentials(), "method", "") != "explicit":
-                    self._session = boto3.Session(profile_name=session.profile_name)
+                    named = session._session.instance_variables().get("profile")  # `profile_name` may be a guess
+                    self._session = boto3.Session(profile_name=named)
 
     def close(self) -> None:
         """Close pooled connections."""
