@@ -15,6 +15,7 @@ from agentcore_rl_toolkit.store import open_store, parse_url, url_matches
         ("s3://my-bucket", "s3://my-bucket"),
         ("S3://my-bucket/a//b/", "s3://my-bucket/a/b"),
         ("file:///tmp/x/", "file:///tmp/x"),
+        ("file:///", "file:///"),
         ("file://localhost/tmp/x", "file:///tmp/x"),
         ("file:///tmp/a%20b", "file:///tmp/a%20b"),
         ("file:///tmp/a b", "file:///tmp/a%20b"),
