@@ -86,26 +86,19 @@ def test_a_number_is_checked_against_its_bound(
 def test_the_least_settings_are_usable_and_the_usual_ones_are_those_of_the_published_client(
     make_client: MakeClient,
 ) -> None:
-    least = {
-        "max_retry_attempts": 1,
-        "max_pool_connections": 1,
-        "sessions_per_minute": 0.5,
-        "tps_limit": 0.5,
-        "retries": 0,
-    }
-    limits = make_client(**least, watch=WatchSettings(max_record_bytes=1, lost_after_s=0, interval_s=0))._dispatcher
-    assert (limits.max_attempts, limits.calls_at_once, limits.limits) == (1, 1, (0.5, 0.5))
+    watch = WatchSettings(max_record_bytes=1, lost_after_s=0, interval_s=0)
+    options = {"max_retry_attempts": 1, "max_pool_connections": 1, "sessions_per_minute": 0.5, "tps_limit": 0.5}
+    least = make_client(**options, watch=watch)._dispatcher
+    assert (least.max_attempts, least.calls_at_once, least.limits) == (1, 1, (0.5, 0.5))
     with RolloutClient(ARN, "memory://usual", "exp") as client:
         usual = client._dispatcher
         assert (usual.max_attempts, usual.limits, client.retries) == (5, (25, None), 0)
 
 
-@pytest.mark.parametrize(
-    "arn", ["arn:aws:bedrock-agentcore:us-west-2:1", "arm" + ARN[3:], ARN.replace("us-west-2", "")]
-)
-def test_an_arn_without_a_region_is_refused(arn: str) -> None:
-    with pytest.raises(ConfigError, match=f"^Invalid ARN format, cannot extract region: {arn}$"):
-        RolloutClient(arn, "memory://arns", "exp")
+def test_an_arn_without_a_region_is_refused() -> None:
+    for arn in ("arn:aws:bedrock-agentcore:us-west-2:1", "arm" + ARN[3:], ARN.replace("us-west-2", "")):
+        with pytest.raises(ConfigError, match=f"^Invalid ARN format, cannot extract region: {arn}$"):
+            RolloutClient(arn, "memory://arns", "exp")
     assert RolloutClient("arn:aws:x:us-west-2:1:y", "memory://arns", "exp").region == "us-west-2"
 
 
@@ -179,6 +172,6 @@ def test_the_environments_endpoint_is_used(monkeypatch: pytest.MonkeyPatch) -> N
     broken = RolloutClient(ARN, "memory://endpoints", "exp")
     with (
         broken,
-        pytest.raises(ConfigError, match="boto3 could not make a bedrock-agentcore client: Invalid endpoint: no"),
+        pytest.raises(ConfigError, match="could not make a bedrock-agentcore client: Invalid endpoint: nowhere"),
     ):
         broken.submit({}).result(60)

@@ -46,15 +46,28 @@ def test_close_stops_all_sessions_although_the_pace_needs_longer_than_the_deadli
     assert runtime.live == []
 
 
-async def test_a_drain_waits_for_a_slow_pace_and_gives_up_after_a_failure_without_a_success() -> None:
-    class Runtime:
-        def stop(self, session_id: str) -> None:
-            if "failing" in session_id:
-                raise RuntimeError("a fault that does not pass")
+class Stoppable:
+    """A runtime whose stops fail, wait for `late`, or succeed."""
 
-    pacer, ended, runtime = Pacer(), list[tuple[str, bool]](), cast("Transport", Runtime())
-    pacer.join(runtime, 2.0, None)
-    stops = Stops(runtime, pacer, 0.2, lambda *end: ended.append(end))
+    def __init__(self) -> None:
+        self.late, self.pacer, self.ended = threading.Event(), Pacer(), list[tuple[str, bool]]()
+
+    def stop(self, session_id: str) -> None:
+        if "failing" in session_id:
+            raise RuntimeError("a fault that does not pass")
+        if "busy" in session_id:
+            raise CallError("a fault that may pass", fate=Fate.TRANSIENT)
+        if "late" in session_id:
+            self.late.wait(30)
+
+    def stops(self, stop_s: float, tps: float) -> Stops:
+        self.pacer.join(self, tps, None)
+        return Stops(cast("Transport", self), self.pacer, stop_s, lambda *end: self.ended.append(end))
+
+
+async def test_a_drain_waits_for_a_slow_pace_and_gives_up_after_a_failure_without_a_success() -> None:
+    runtime = Stoppable()
+    stops = runtime.stops(0.2, 2.0)
 
     async def drain(*session_ids: str) -> None:
         for session_id in session_ids:
@@ -64,49 +77,30 @@ async def test_a_drain_waits_for_a_slow_pace_and_gives_up_after_a_failure_withou
 
     await drain("failing")
     await drain("a", "b")  # each waits half a second for its turn, and the failure came before
-    assert ended == [("failing", False), ("a", True), ("b", True)]
-    pacer.join(runtime, 0.001, None)
+    assert runtime.ended == [("failing", False), ("a", True), ("b", True)]
+    runtime.pacer.join(runtime, 0.001, None)
     await drain("failing, too", "c")
     assert list(stops.left) == ["failing", "failing, too", "c"]
     assert stops.counts == {"stop_failed": 2, "stopped": 2}
 
 
 async def test_a_drain_waits_for_a_stop_that_succeeds_after_half_of_its_limit() -> None:
-    late = threading.Event()
-
-    class Runtime:
-        def stop(self, session_id: str) -> None:
-            if session_id == "failing":
-                raise RuntimeError("a fault that does not pass")
-            late.wait(30)
-
-    runtime, pacer = cast("Transport", Runtime()), Pacer()
-    pacer.join(runtime, 100.0, None)
-    stops = Stops(runtime, pacer, 2.0, lambda *_: None)
+    runtime = Stoppable()
+    stops = runtime.stops(2.0, 100.0)
     for session_id in ("failing", "late"):
         stops.start(session_id, NO_LEDGER)
     draining = asyncio.create_task(stops.drain())
     await stops._hurry.wait()  # the first half has passed
-    late.set()
+    runtime.late.set()
     await draining
     assert list(stops.left) == ["failing"]
 
 
 async def test_a_stop_is_sent_again_until_its_pauses_reach_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Runtime:
-        def stop(self, session_id: str) -> None:
-            raise CallError("busy", fate=Fate.TRANSIENT)
-
-    def pause_s(failures: int, *, first_s: float) -> float:
-        failed.append(failures)
-        return 0.2
-
     failed: list[int] = []
-    monkeypatch.setattr(stops, "backoff_s", pause_s)
-    runtime, pacer = cast("Transport", Runtime()), Pacer()
-    pacer.join(runtime, 1000.0, None)
+    monkeypatch.setattr(stops, "backoff_s", lambda failures, first_s: failed.append(failures) or 0.2)
     async with asyncio.timeout(30):
-        assert not await Stops(runtime, pacer, 0.5, lambda *_: None).start("s", NO_LEDGER)
+        assert not await Stoppable().stops(0.5, 1000.0).start("busy", NO_LEDGER)
     assert failed == [1, 2, 3][: len(failed)]
 
 

@@ -392,26 +392,6 @@ async def test_the_pause_after_a_round_follows_its_requests(
     assert w.requests == requests
 
 
-async def test_a_bounded_number_of_requests_runs_at_once() -> None:
-    running = 0
-
-    class Stuck(ManyRecords):
-        async def list_async(self, prefix: str, *, timeout_s: float | None) -> list[ObjectInfo]:
-            nonlocal running
-            running += 1
-            await asyncio.Event().wait()
-            return []
-
-    w = Watcher(Stuck(0), "e/")  # type: ignore[arg-type]  # only what a watcher calls
-    w._lines = 50_000  # inputs are listed one by one
-    for n in range(40):
-        w.add(f"e/i{n}/s.json", expects_life=False, silence_s=9.0)
-    for _ in range(10):
-        await asyncio.sleep(0)
-    assert running == 32
-    w.close()
-
-
 async def test_a_silent_session_is_lost_although_rounds_are_rare(store: ObjectStore) -> None:
     w = watcher(store, interval_s=1.2)
     waiter = w.add("e/i/s.json", expects_life=True, silence_s=0.5)

@@ -233,7 +233,7 @@ class RemoteStore(ObjectStore):
 
         try:
             return await call
-        except AgentCoreRLError:
+        except (AgentCoreRLError, TimeoutError):  # a time limit of this process is no fault of S3
             raise
         except (exceptions.BaseError, OSError, ValueError) as e:
             raise self._error(key, e) from e
