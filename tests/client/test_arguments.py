@@ -65,22 +65,18 @@ def test_a_batch_checks_its_values_before_anything_starts(client: RolloutClient,
     assert list(client.run_batch([], retries=0)) == []
 
 
-@pytest.mark.parametrize(
-    ("options", "usable", "unusable", "must_be"),
-    [
+def test_a_number_is_checked_against_its_bound() -> None:
+    cases: list[tuple[dict[str, Any], list[Any], list[Any], str]] = [
         ({"above": 0}, [0.1, 1], [0, -1, True, "1", None], "a number > 0"),
         ({"at_least": 1, "whole": True}, [1, 2], [0, 1.5, True, None], "a whole number >= 1"),
         ({"at_least": 0, "optional": True}, [0, 0.5, None], [-0.1, False], "a number >= 0 or None"),
-    ],
-)
-def test_a_number_is_checked_against_its_bound(
-    options: dict[str, Any], usable: list[Any], unusable: list[Any], must_be: str
-) -> None:
-    for value in usable:
-        check_number("x", value, **options)
-    for value in unusable:
-        with pytest.raises(ConfigError, match=f"^x must be {must_be}, got {value!r}$"):
+    ]
+    for options, usable, unusable, must_be in cases:
+        for value in usable:
             check_number("x", value, **options)
+        for value in unusable:
+            with pytest.raises(ConfigError, match=f"^x must be {must_be}, got {value!r}$"):
+                check_number("x", value, **options)
 
 
 def test_the_least_settings_are_usable_and_the_usual_ones_are_those_of_the_published_client(
@@ -91,8 +87,7 @@ def test_the_least_settings_are_usable_and_the_usual_ones_are_those_of_the_publi
     least = make_client(**options, watch=watch)._dispatcher
     assert (least.max_attempts, least.calls_at_once, least.limits) == (1, 1, (0.5, 0.5))
     with RolloutClient(ARN, "memory://usual", "exp") as client:
-        usual = client._dispatcher
-        assert (usual.max_attempts, usual.limits, client.retries) == (5, (25, None), 0)
+        assert (client._dispatcher.max_attempts, client._dispatcher.limits, client.retries) == (5, (25, None), 0)
 
 
 def test_an_arn_without_a_region_is_refused() -> None:

@@ -53,18 +53,14 @@ def test_a_runtime_that_takes_nothing_ends_every_rollout_as_throttled(
     assert client.stats["throttled"] == 12
 
 
-def test_refused_invokes_and_the_pauses_after_them_are_throttling(
-    make_client: MakeClient, runtime: ScriptedRuntime
-) -> None:
+def test_pauses_after_refusals_are_throttling(make_client: MakeClient, runtime: ScriptedRuntime) -> None:
     client = make_client(max_retry_attempts=1000, deadlines=Deadlines(throttle_s=1.0))
     client.invoke(script()).result(60)
     runtime.faults.extend(["429"] * 1000)
     assert isinstance(client.submit(script()).exception(30), RolloutThrottledError)
 
 
-def test_the_queue_of_a_runtime_that_took_nothing_counts_once_the_attempts_are_used_up(
-    make_client: MakeClient, runtime: ScriptedRuntime
-) -> None:
+def test_the_queue_is_throttling_after_the_attempts(make_client: MakeClient, runtime: ScriptedRuntime) -> None:
     runtime.faults.extend(["429"] * 1000)
     client = make_client(tps_limit=1, max_retry_attempts=2, deadlines=Deadlines(throttle_s=0.9))
     assert isinstance(client.submit(script()).exception(60), RolloutThrottledError)

@@ -69,8 +69,6 @@ def test_a_bad_row_is_named_by_its_line(tmp_path: Path, name: str, text: str, er
     (tmp_path / name).write_text(text)
     with pytest.raises(ConfigError, match=re.escape(error)):
         read_rows(tmp_path / name)
-    with pytest.raises(ConfigError, match="there is no data file"):
-        read_rows(tmp_path / "absent.jsonl")
 
 
 def test_a_json_file_is_a_list_of_rows_or_one_row(tmp_path: Path) -> None:

@@ -81,23 +81,6 @@ def test_failures_of_the_infrastructure_are_counted_and_never_scored() -> None:
     assert "not scored" not in str(summarize(items[1:3], 3.0))
 
 
-def test_the_headline_counts_failures_of_agent_and_policy_as_zero_and_both_means_are_told() -> None:
-    solved = [item(1.0, input_id=f"s{n}") for n in range(6)]
-    failed = [rambled("p1"), rambled("p2", -1.0), item(None, Outcome.AGENT_ERROR, "a"), item(None, Outcome.LOST, "l")]
-    summary = summarize([*solved, *failed], 1.0)
-    assert (summary.mean, summary.scored) == (pytest.approx(6 / 9), 9)
-    assert (summary.mean_ok, summary.rewarded) == (1.0, 6)
-    assert summary.causes == {"policy": 2, "agent": 1, "infrastructure": 1}
-    assert summary.policy_failures == {"tokens": 2}
-    assert summary.failures == 2  # the policy's are results
-    text = str(summary)
-    assert text.startswith("reward 0.6667  (95 % interval 0.")
-    assert "9 rollouts); failures of agent and policy are 0" in text
-    assert "reward of ok rollouts only 1.0000" in text
-    assert "6 rollouts)" in text
-    assert "the policy failed: 2 tokens" in text
-
-
 def test_a_summary_has_a_line_for_each_thing_that_it_knows() -> None:
     solved = [item(1.0, input_id=name) for name in "aabb"]
     solved[0].result = {"rewards": {"reward": 1.0, "format": True}}

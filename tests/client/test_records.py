@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from agentcore_rl_toolkit.client import RolloutClient
-from agentcore_rl_toolkit.client.records import READS_AT_ONCE, Verdict, judge
+from agentcore_rl_toolkit.client.records import Verdict, judge
 from agentcore_rl_toolkit.contract import Cause, Outcome
 from agentcore_rl_toolkit.errors import (
     AgentError,
@@ -101,6 +101,3 @@ def test_stored_records_are_scored_again_and_failures_are_not(client: RolloutCli
     assert [one.reward for one in client.replay(input_id="a")] == [None]
     (without,) = client.replay(lambda record, payload: None, input_id="a")
     assert (without.reward, type(without.error)) == (None, ContractError)
-    for n in range(READS_AT_ONCE + 1):
-        client.store.put(f"exp/many/{n:03}.json", b'{"rewards": 0.0}', durable=False)
-    assert [one.session_id for one in client.replay(input_id="many")] == [f"{n:03}" for n in range(READS_AT_ONCE + 1)]

@@ -207,7 +207,7 @@ async def test_a_heartbeat_that_the_listing_did_not_show_yet_is_looked_for_befor
             return []
 
     stale = Stale(store)
-    w = watcher(stale)
+    w = watcher(stale, interval_s=1.2)  # rounds are rare
     waiter = w.add("e/i/s.json", expects_life=True, silence_s=0.5)
     await store.put_async(alive_key("e/i/s.json"), b"{}")
     await asyncio.wait_for(waiter.seen_life.wait(), 30)
@@ -390,13 +390,6 @@ async def test_the_pause_after_a_round_follows_its_requests(
     w._keys_until_s = math.inf if by_key else -math.inf
     assert await w._try_round(time.monotonic(), False) == pytest.approx(pause_s)
     assert w.requests == requests
-
-
-async def test_a_silent_session_is_lost_although_rounds_are_rare(store: ObjectStore) -> None:
-    w = watcher(store, interval_s=1.2)
-    waiter = w.add("e/i/s.json", expects_life=True, silence_s=0.5)
-    with pytest.raises(RolloutLostError):
-        await asyncio.wait_for(waiter.found, 10)
 
 
 async def test_a_thousand_silent_sessions_are_lost_within_seconds_of_their_limit() -> None:

@@ -142,7 +142,7 @@ class Transport:
         from botocore.config import Config
         from botocore.exceptions import BotoCoreError, PartialCredentialsError
 
-        here = self.endpoint_url is not None and is_here(urlsplit(self.endpoint_url).hostname or "")
+        here = is_here(urlsplit(self.endpoint_url or "").hostname or "")
         config = Config(
             proxies={} if here else None,  # the environment's are not for servers of this machine
             retries={"total_max_attempts": 1, "mode": "standard"},
