@@ -411,7 +411,8 @@ def test_two_folders_with_long_names_are_no_common_agent(tmp_path: Path) -> None
     ("changed", "says"),
     [
         ({"image": "x"}, "contradict"),
-        ({"bucket": None}, "--bucket"),
+        ({"bucket": None, "smoke": None}, "--code uploads an archive"),
+        ({"bucket": None, "code": False}, "the rollout writes a record"),
         ({"subnets": ["subnet-1"]}, "--security-group"),
         ({"folder": None, "code": False}, "nothing to deploy"),
         ({"entry": "absent.py"}, "has no absent.py"),

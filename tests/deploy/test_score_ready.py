@@ -237,6 +237,7 @@ def test_a_version_for_rollouts_is_deployed_beside_the_one_for_production(
     with zipfile.ZipFile(io.BytesIO(body)) as archive:
         assert archive.read(READY_FILE).decode() == start_file(STARTER, arguments=["main.py"])
         assert "agentcore_rl_toolkit/app/deployed/start.py" in archive.namelist()
+        assert "requirements.txt" not in archive.namelist()
     wanted = ready._wanted(made, "role")["environmentVariables"]
     assert wanted == {"AGENTCORE_RL_ROLLOUTS": "on", "AGENTCORE_RL_AS_IS": "1"}
 

@@ -92,7 +92,7 @@ class Settings:
             raise ConfigError(
                 "the rollout writes a record: give its bucket with --bucket NAME, or leave the rollout out with --smoke none"
             )
-        started_by = (self.entry,) if self.code else (self.entry, "Dockerfile")
-        packed = self.folder is not None and self.image is None and self.module is None
-        if packed and self.folder is not None and not any((self.folder / name).is_file() for name in started_by):
-            raise ConfigError(f"{self.folder} has no {self.entry}: name the agent's file or module with --agent")
+        if self.folder is not None and self.image is None and self.module is None:
+            started_by = (self.entry,) if self.code else (self.entry, "Dockerfile")
+            if not any((self.folder / name).is_file() for name in started_by):
+                raise ConfigError(f"{self.folder} has no {self.entry}: name the agent's file or module with --agent")

@@ -211,6 +211,12 @@ def test_what_cannot_be_changed_is_409(server: Server, made: dict[str, Any]) -> 
         lambda: control.delete_agent_runtime_endpoint(agentRuntimeId=identity, endpointName="DEFAULT"),
     ):
         assert refused(work)[:2] == (409, "ConflictException")
+    control.update_agent_runtime(agentRuntimeId=identity, **agent_fields("local:///absent.py"))
+    server.settled(made, agentRuntimeVersion="2")
+    endpoint = {"agentRuntimeId": identity, "endpointName": "twice", "agentRuntimeVersion": "2"}
+    _, code, response = refused(lambda: control.update_agent_runtime_endpoint(**endpoint))
+    assert code == "ConflictException"
+    assert response["Error"]["Message"].startswith("Version 2 is not ready: there is no agent file")
 
 
 def test_bad_field_is_400_and_named(server: Server) -> None:

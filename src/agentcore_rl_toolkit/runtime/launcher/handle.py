@@ -207,7 +207,8 @@ class TemplateProcess:
         return process
 
     def send(self, **order: Any) -> None:
-        if self._writer is not None and not self.closed:
+        if not self.closed:
+            assert self._writer is not None
             self._writer.write(json.dumps(order).encode() + b"\n")
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
