@@ -89,6 +89,11 @@ def test_allowed_names_and_patterns() -> None:
     assert check.refusal(b"localhost:8000", b"http://localhost:3000") is None
     assert check.refusal(b"localhost:8000", b"http://localhost:3001") is not None
     assert HostCheck(allowed=["*"]).refusal(b"any.example", b"null") is None
+    for origin, passes in (("http://gw.example", True), ("https://gw.example:8443", True), ("ws://gw.example", False)):
+        assert (check.refusal(b"localhost:8000", origin.encode()) is None) is passes
+    for scheme, passes in (("https", True), ("http", False)):  # a page without a port has that of its scheme
+        found = HostCheck(allowed=["gw.example:443"]).refusal(b"localhost", f"{scheme}://gw.example".encode())
+        assert (found is None) is passes
 
 
 def test_a_server_beyond_loopback_knows_this_machines_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,23 +104,36 @@ def test_a_server_beyond_loopback_knows_this_machines_name(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(
-    ("kind", "hosts", "statuses"),
+    ("kind", "headers", "statuses"),
     [
-        ("http", ["localhost"], []),
-        ("http", ["a.b"], [421]),
-        ("http", ["localhost"] * 2, [421]),
-        ("lifespan", ["a.b"], []),
+        ("http", [("host", "localhost"), ("accept", "a.b")], []),
+        ("http", [("host", "a.b")], [421]),
+        ("http", [("host", "localhost")] * 2, [421]),
+        ("http", [("host", "localhost"), ("origin", "http://a.b")], [403]),
+        ("lifespan", [("host", "a.b")], []),
     ],
 )
-async def test_an_application_gets_only_requests_that_pass(kind: str, hosts: list[str], statuses: list[int]) -> None:
+async def test_an_application_gets_only_requests_that_pass(
+    kind: str, headers: list[tuple[str, str]], statuses: list[int]
+) -> None:
     app, send = AsyncMock(), AsyncMock()
-    scope = {"type": kind, "headers": [(b"host", host.encode()) for host in hosts]}
+    scope = {"type": kind, "headers": [(name.encode(), value.encode()) for name, value in headers]}
     await CheckedApp(app, HostCheck())(scope, None, send)
     assert [call[0][0]["status"] for call in send.call_args_list[:1]] == statuses
     assert app.called is not bool(statuses)
 
 
-def test_a_refusal_shows_no_character_that_a_terminal_obeys() -> None:
-    refusal = HostCheck().refusal(b"a\x1b[\xe9.example", None)
-    assert refusal is not None
-    assert refusal.message.startswith("'a?[?.example' is not a name of this server")
+@pytest.mark.parametrize(
+    ("host", "shown", "name"),
+    [
+        (b"a\x1b[\xe9.example", "a?[?.example", "NAME"),
+        (b"Shop.example:8000", "Shop.example:8000", "shop.example"),
+        (b"a" * 101, "a" * 100, "a" * 101),
+    ],
+)
+def test_a_refusal_shows_the_option_and_no_character_that_a_terminal_obeys(host: bytes, shown: str, name: str) -> None:
+    way = f"start it with --allowed-host {name}."
+    unknown = f"'{shown}' is not a name of this server. If it is meant to be, {way}"
+    assert HostCheck().refusal(host, None) == (421, unknown)
+    foreign = f"web pages of '{f'http://{shown}'[:100]}' may not use this server. If they are to, {way}"
+    assert HostCheck().refusal(None, b"http://" + host) == (403, foreign)

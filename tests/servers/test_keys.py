@@ -25,7 +25,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_key_is_found_under_every_loopback_address_of_its_port() -> None:
     key = keys.make()
-    assert len(key) >= 32
+    assert len(key) == 32
     keys.leave("gateway", URL, key)
     for url in (URL, URL + "/", "http://localhost:8090", "http://[::1]:8090/v1", "http://0.0.0.0:8090"):
         assert keys.find("gateway", url) == key
@@ -39,6 +39,11 @@ def test_a_key_is_found_under_every_loopback_address_of_its_port() -> None:
         assert keys.find(kind, url) is None
 
 
+@pytest.mark.parametrize(("url", "port"), [("http://127.0.0.1", 80), ("https://localhost/", 443), (URL, 8090)])
+def test_a_url_without_a_port_has_that_of_its_scheme(url: str, port: int, folder: Path) -> None:
+    assert keys.leave("gateway", url, "k") == folder / f"gateway-{port}"
+
+
 def test_nobody_else_can_read_it_and_what_others_can_write_is_not_believed(folder: Path) -> None:
     old = os.umask(0)
     try:
@@ -47,6 +52,10 @@ def test_nobody_else_can_read_it_and_what_others_can_write_is_not_believed(folde
         os.umask(old)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(ConfigError, match=f"^the key file {path} cannot be written: Is a directory$"):
+        keys.leave("gateway", URL, "k")
     folder.chmod(0o777)
     assert keys.find("gateway", URL) is None
     with pytest.raises(ConfigError, match="TMPDIR"):

@@ -1,17 +1,25 @@
-"""The end of a server that lives on in its process: what it had just accepted is closed too."""
+"""The life of a server: its signals, its parent, its open files, and the connections that it had just accepted."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
+import http.client
+import os
 import resource
+import signal
 import socket
+import subprocess
+import urllib.request
 import warnings
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from agentcore_rl_toolkit._servers.open_files import raise_file_limit
-from agentcore_rl_toolkit._servers.process import bind, stop_listening
+from agentcore_rl_toolkit._servers.process import bind, break_off, parent_gone, stop_event, stop_listening
+from serving import hosted
 
 
 class Protocol(asyncio.Protocol):
@@ -66,3 +74,41 @@ async def test_what_a_server_has_just_accepted_is_a_connection_or_was_never_take
                 assert caller.recv(1) == b""
             except ConnectionResetError:
                 continue
+
+
+def ended() -> int:
+    """The id of a process that has ended."""
+    with subprocess.Popen(["true"]) as process:
+        return process.pid
+
+
+@pytest.mark.parametrize(("pid", "over"), [(os.getpid, False), (os.getppid, False), (ended, True)])
+async def test_the_end_of_a_process_is_awaited(pid: Callable[[], int], over: bool) -> None:
+    waiting = asyncio.create_task(parent_gone(pid()))
+    await asyncio.sleep(0)
+    assert waiting.done() is over
+    waiting.cancel()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, None])
+async def test_a_server_stops_at_a_signal_or_with_its_parent(number: int | None) -> None:
+    stop = stop_event(ended() if number is None else None)
+    for _ in range(3):
+        await asyncio.sleep(0)
+    if number is not None:
+        assert not stop.is_set()
+        os.kill(os.getpid(), number)
+    await asyncio.wait_for(stop.wait(), 60)
+    for handled in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().remove_signal_handler(handled)
+
+
+async def test_a_response_that_is_broken_off_ends_the_connection() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            await break_off(send)
+
+    with hosted(app) as url, pytest.raises(http.client.RemoteDisconnected):
+        urllib.request.urlopen(url, timeout=60)
+    with pytest.raises(ConnectionResetError, match="is to be broken off"):
+        await break_off(print)

@@ -48,9 +48,12 @@ class HostCheck:
 
     def refusal(self, host: bytes | None, origin: bytes | None) -> Refusal | None:
         """Return the refusal of a request with these headers, or None to accept it. An absent header is None."""
-        named = _authority(host) if host is not None else ("", "")
-        if named is None or not (host is None or self._is_ours(named[0])):
-            return Refusal(421, f"{_shown(host)} is not a name of this server. If it is meant to be, {_how(host)}.")
+        named = ("", "")
+        if host is not None:
+            found = _authority(host)
+            if found is None or not self._is_ours(found[0]):
+                return Refusal(421, f"{_shown(host)} is not a name of this server. If it is meant to be, {_how(host)}.")
+            named = found
         if origin is not None and not self._may_come_from(origin, named):
             return Refusal(
                 403, f"web pages of {_shown(origin)} may not use this server. If they are to, {_how(origin)}."
@@ -124,11 +127,10 @@ def is_loopback(name: str) -> bool:
     return name == "localhost" or (address is not None and address.is_loopback)
 
 
-def _shown(value: bytes | None) -> str:
-    text = (value or b"").decode("latin-1")[:100]
-    return repr("".join(c if c.isascii() and c.isprintable() else "?" for c in text))
+def _shown(value: bytes) -> str:
+    return repr("".join(c if c.isascii() and c.isprintable() else "?" for c in value.decode("latin-1")[:100]))
 
 
-def _how(value: bytes | None) -> str:
-    known = _authority((value or b"").rpartition(b"//")[2])
+def _how(value: bytes) -> str:
+    known = _authority(value.rpartition(b"//")[2])
     return f"start it with {OPTION} {known[0] if known is not None else 'NAME'}"

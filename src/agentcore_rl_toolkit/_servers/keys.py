@@ -42,7 +42,7 @@ def leave(kind: str, url: str, key: str) -> Path:
     try:
         write_private(path, json.dumps({"key": key, "pid": os.getpid()}))
     except OSError as e:
-        raise ConfigError(f"the key file {path} cannot be written: {e.strerror or e}") from e
+        raise ConfigError(f"the key file {path} cannot be written: {e.strerror}") from e
     return path
 
 

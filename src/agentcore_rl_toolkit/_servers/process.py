@@ -34,7 +34,7 @@ def bind(host: str, port: int, *, listening: bool = False) -> socket.socket:
     except OSError as e:
         if bound is not None:
             bound.close()
-        problem = f"cannot listen on {host} port {port}: {e.strerror or e}"
+        problem = f"cannot listen on {host} port {port}: {e.strerror}"
         raise ConfigError(f"{problem}. Use another port, or 0 for a free one.") from e
     return bound
 
@@ -69,7 +69,7 @@ async def break_off(send: Any) -> None:
 
 
 def url_of(sock: socket.socket) -> str:
-    host, port = sock.getsockname()[:2]
+    host, port, *_ = sock.getsockname()
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 

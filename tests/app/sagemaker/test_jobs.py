@@ -208,24 +208,35 @@ async def test_agents_of_anthropics_and_amazons_clients_are_served(jobs: JobServ
 
 
 @pytest.mark.parametrize(
-    ("row", "settings", "status", "reward"),
+    ("row", "settings", "status", "reward", "why"),
     [
-        ({"do": "tokens"}, {}, "ready", -1.0),
-        ({"do": "fail"}, {}, "failed", 0.0),
-        ({"do": "fail"}, {"sagemaker_failures": "zero"}, "ready", 0.0),
-        ({"do": "iterate"}, {}, "failed", 0.0),
-        ({"do": "break"}, {}, "failed", 0.0),
-        ({"rewards": None}, {}, "failed", 0.0),
-        ({"rewards": "good"}, {}, "failed", 0.0),
+        ({"do": "tokens"}, {}, "ready", -1.0, None),
+        ({"do": "fail"}, {}, "failed", 0.0, "agent_error: a fault of the agent"),
+        ({"do": "fail"}, {"sagemaker_failures": "zero"}, "ready", 0.0, "agent_error: a fault of the agent"),
+        ({"do": "iterate"}, {}, "failed", 0.0, "agent_error: StopIteration"),
+        ({"do": "break"}, {}, "failed", 0.0, "agent_error: Broken"),
+        ({"rewards": None}, {}, "failed", 0.0, "its reward is None"),
+        ({"rewards": "good"}, {}, "failed", 0.0, "its reward is 'good'"),
     ],
 )
 async def test_failures_are_reported_by_their_cause(
-    jobs: JobServer, row: dict[str, Any], settings: dict[str, Any], status: str, reward: float
+    jobs: JobServer,
+    row: dict[str, Any],
+    settings: dict[str, Any],
+    status: str,
+    reward: float,
+    why: str | None,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     rollout = new_id()
     await invoke(jobs.payload(rollout, {"prompt": "x", **row}), **settings)
     job = jobs.trajectories[rollout]
     assert (job.status, job.rewards) == (status, [[reward]])
+    reported = [text for text in caplog.messages if " and is reported as " in text]
+    name = f"sums/rollout-{rollout.replace('/', '%2F')}"
+    way = settings.get("sagemaker_failures", "failed")
+    assert reported == ([] if why is None else [f"{name} failed ({why}) and is reported as {way}"])
+    assert "sampled nothing" not in caplog.text
 
 
 async def test_a_rollout_that_sampled_nothing_says_so(jobs: JobServer, caplog: pytest.LogCaptureFixture) -> None:

@@ -13,7 +13,7 @@ from botocore.exceptions import BotoCoreError, ClientError, ReadTimeoutError, Un
 
 from ..._installation import missing_extra
 from ...aws_errors import Fate, Fault, look_up
-from ...contract import Cause, extract_reward, parse_record, record_error
+from ...contract import Cause, extract_reward, parse_record, record_error, record_outcome
 from ...errors import ContractError, StoreError
 from ...store import ObjectStore, backoff_s
 from ...store.base import TransientStoreError
@@ -148,7 +148,7 @@ class JobRewards(ObjectStore):
         given = record.get("rewards", record.get("reward"))
         reward = _number(given) if scored else None
         if reward is None:
-            why = f"its reward is {given!r}" if scored else f"{error and error.outcome}: {record.get('stop_reason')}"
+            why = f"its reward is {given!r}" if scored else f"{record_outcome(record)}: {record.get('stop_reason')}"
             log.error("%s failed (%s) and is reported as %s", self._job.key, why, self._failures)
             return "ready" if self._failures == "zero" else "failed", [0.0]
         if self._turn_rewards and isinstance(given, list):
