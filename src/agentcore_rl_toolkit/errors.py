@@ -54,7 +54,7 @@ POLICY_FAILURES = {
 OTHER_FAILURE = "other"
 
 # The stop reasons of frameworks and providers for an end of generation before the end of the work.
-_STOP_REASONS = {
+_STOP_REASONS: Mapping[str | None, str] = {
     "length": "tokens",  # OpenAI, vLLM, SGLang
     "max_tokens": "tokens",  # Anthropic, Bedrock, Strands
     "max_output_tokens": "tokens",  # OpenAI Responses
@@ -149,7 +149,7 @@ class PolicyFailure(AgentCoreRLError):  # noqa: N818  (the policy's failure is a
     @staticmethod
     def check_stop(stop_reason: str | None) -> None:
         """Raise PolicyFailure if this stop reason of a model or framework means that the policy was cut short."""
-        failure = _STOP_REASONS.get(stop_reason or "")
+        failure = _STOP_REASONS.get(stop_reason)
         if failure is not None:
             raise PolicyFailure(failure, f"{POLICY_FAILURES[failure]} (stop reason {stop_reason!r})")
 

@@ -214,6 +214,19 @@ def test_an_exception_says_whose_failure_it_is(make: Callable[[], BaseException]
     assert blame(make()) == whose
 
 
+@pytest.mark.parametrize(
+    ("stop_reason", "failure"),
+    [(None, None), ("end_turn", None), ("max_tokens", "tokens"), ("limit_turns", "turns")],
+)
+def test_a_stop_reason_shows_if_the_policy_was_cut_short(stop_reason: str | None, failure: str | None) -> None:
+    if failure is None:
+        PolicyFailure.check_stop(stop_reason)
+        return
+    with pytest.raises(PolicyFailure, match=rf"^{POLICY_FAILURES[failure]} \(stop reason '{stop_reason}'\)$") as cut:
+        PolicyFailure.check_stop(stop_reason)
+    assert cut.value.reason == failure
+
+
 def caught(call: Callable[[], object]) -> BaseException:
     try:
         call()

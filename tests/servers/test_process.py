@@ -109,6 +109,6 @@ async def test_a_response_that_is_broken_off_ends_the_connection() -> None:
             await break_off(send)
 
     with hosted(app) as url, pytest.raises(http.client.RemoteDisconnected):
-        urllib.request.urlopen(url, timeout=60)
+        await asyncio.to_thread(urllib.request.urlopen, url)
     with pytest.raises(ConnectionResetError, match="is to be broken off"):
         await break_off(print)
