@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import inspect
 import json
+import logging
 import signal
 import threading
 import uuid
@@ -27,6 +28,7 @@ from agentcore_rl_toolkit.errors import (
     StoreError,
     StorePermissionError,
 )
+from agentcore_rl_toolkit.logs import JsonFormatter
 from agentcore_rl_toolkit.proof import Proof, check, seal
 from agentcore_rl_toolkit.store import ObjectStore, open_store
 
@@ -247,7 +249,9 @@ class Bench:
 
 async def test_the_reply_the_heartbeat_and_the_record_agree() -> None:
     over = threading.Event()
-    bench = Bench(lambda: {"rewards": 0.5, "waited": over.wait(20)})
+    bench = Bench(
+        lambda: {"rewards": 0.5, "waited": over.wait(20), "line": JsonFormatter().format(logging.makeLogRecord({}))}
+    )
     reply = await bench.deliver(heartbeat_s=0.01, attempt=3, proof_key=SECRET, train="main")
     known = {"s3_bucket": bench.block["s3_bucket"], "result_key": f"e/i/{SESSION}.json"}
     assert reply == {"status": "processing", **known, "runs_once": True, "heartbeat_s": 0.2, "proof": "hmac-sha256"}
@@ -259,6 +263,8 @@ async def test_the_reply_the_heartbeat_and_the_record_agree() -> None:
     body = await bench.store.get_async(f"e/i/{SESSION}.json")
     assert check(body, f"e/i/{SESSION}.json", SECRET) is Proof.PROVEN
     record = json.loads(body)
+    line = json.loads(record.pop("line"))
+    assert (line["session_id"], line["input_id"], line["exp_id"]) == (SESSION, "i", "e")
     info = record["_agent"]
     times = [info["started_s"], beat.pop("beat_s"), info["finished_s"]]
     assert beat == {"session_id": SESSION, "attempt": 3, "period_s": 0.2, "started_s": info.pop("started_s")}
@@ -337,12 +343,16 @@ LOST = {"status_code": 500, "outcome": "lost", "cause": "infrastructure"}
         *((lambda code=code: {"status_code": code}, {"outcome": "ok", "cause": None}) for code in (200, 299)),
     ],
 )
-async def test_the_record_of_a_failure(work: Callable[[], Any], expected: dict[str, Any]) -> None:
+async def test_the_record_of_a_failure(
+    work: Callable[[], Any], expected: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
     record = await Bench(work).record(base_url="http://gateway/v1")
     found = {**record["_agent"], **record}
     assert {name: found.get(name) for name in expected} == expected
     if "error_type" in record:
         assert "runner.py" not in record["traceback"]  # its frame is the first
+        levels = {line.levelname for line in caplog.records if "failed" in line.getMessage()}
+        assert levels == {"WARNING" if expected.get("cause") == "policy" else "ERROR"}
 
 
 def unlike(**block: Any) -> bytes:
@@ -427,15 +437,24 @@ async def test_a_rollout_whose_first_heartbeat_is_refused_is_refused_and_runs_wh
     bucket: str, error: StoreError, advice: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AGENTCORE_RL_STORE_CHECK_S", "20")
-    refused, over = [error], threading.Event()
+    refused, begun, ended = [error], asyncio.Event(), asyncio.Event()
 
     async def put(store: ObjectStore, key: str, body: bytes, **options: Any) -> None:
+        await begun.wait()
         if refused:
             raise refused[0]
 
+    async def work() -> None:
+        loop.call_soon_threadsafe(begun.set)
+        try:
+            await asyncio.sleep(60 if refused else 0)
+        finally:
+            loop.call_soon_threadsafe(ended.set)
+
     monkeypatch.setattr(ObjectStore, "put_async", put)
-    bench = Bench(lambda: {"over": over.wait(20)})
+    loop, bench = asyncio.get_running_loop(), Bench(work)
     reply = await bench.deliver(s3_bucket=bucket)
+    await asyncio.wait_for(ended.wait(), 20)
     await bench.end()
     assert reply == {
         **{"status": "refused", "s3_bucket": bucket, "result_key": f"e/i/{SESSION}.json"},
@@ -444,7 +463,6 @@ async def test_a_rollout_whose_first_heartbeat_is_refused_is_refused_and_runs_wh
     }
     refused.clear()
     assert (await bench.deliver(s3_bucket=bucket))["status"] == "processing"
-    over.set()
     await bench.end()
     assert bench.runs == 2
 

@@ -63,28 +63,23 @@ def test_a_child_that_does_not_listen_is_an_error_with_the_end_of_its_log(
 
 
 @pytest.mark.parametrize(
-    ("then", "code", "message"),
+    ("then", "within_s", "code", "message"),
     [
-        ("os._exit(0)", 0, "exited with code 0"),
-        ("os.kill(os.getpid(), signal.SIGTERM)", -15, "was killed by signal 15"),
+        ("os._exit(0)", 60, 0, "exited with code 0"),
+        ("os.kill(os.getpid(), signal.SIGTERM)", 60, -15, "was killed by signal 15"),
+        (WAIT, 0, -9, "was killed by signal 9"),
     ],
 )
 def test_a_child_that_has_ended_is_an_error_with_its_end(
-    start: Callable[[str], Child], then: str, code: int, message: str
+    start: Callable[[str], Child], then: str, within_s: float, code: int, message: str
 ) -> None:
     child = start(SERVE + then)
     child.wait_ready(60)
-    assert child.url == "http://127.0.0.1:1"
-    assert child.end(60) == code
+    if within_s == 0:
+        child.check()
+    assert (child.url, child.end(within_s)) == ("http://127.0.0.1:1", code)
     with pytest.raises(LocalRuntimeError, match=f"^the server {message}\n"):
         child.check()
-
-
-def test_a_child_that_serves_is_killed_at_its_end(start: Callable[[str], Child]) -> None:
-    child = start(SERVE + WAIT)
-    child.wait_ready(60)
-    child.check()
-    assert child.end() == -9
     assert not child.log.with_suffix(".ready.json").exists()
 
 

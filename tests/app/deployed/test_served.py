@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import json
 import signal
+import subprocess
+import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -439,3 +441,16 @@ def test_a_production_call_that_looks_like_one_of_sagemaker_stays_one(agent: Age
     row = {"prompt": 'what is "_rollout"?', "metadata": job}
     status, reply = agent.invoke(row)
     assert (status, reply["payload"]) == (200, row)
+
+
+def test_a_file_and_a_module_run_as_python_runs_them(tmp_path: Path) -> None:
+    (tmp_path / "shop").mkdir()
+    (tmp_path / "shop" / "main.py").write_text("import sys, tool\nprint(__name__, sys.argv, tool.__file__)")
+    for folder in (tmp_path, tmp_path / "shop"):
+        (folder / "tool.py").touch()
+    for words in (["shop/main.py", "-m", "a"], ["-m", "shop.main", "a", "b"]):
+        plain, ours = (
+            subprocess.run([sys.executable, *starter, *words], cwd=tmp_path, capture_output=True, text=True, check=True)
+            for starter in ([], ["-m", "agentcore_rl_toolkit.app.deployed"])
+        )
+        assert ours.stdout == plain.stdout

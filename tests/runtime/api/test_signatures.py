@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import datetime
 import io
 import time
 import urllib.error
@@ -54,9 +55,13 @@ def test_botocores_signature_verifies_and_anything_changed_does_not(monkeypatch:
         given = signed()
         assert sigv4.refusal(KEYS, {**given["scope"], **change}, given["body"]) is not None, change
     assert "does not match" in (sigv4.refusal(KEYS, **signed(secret="guessed")) or "")
-    given, now = signed(), time.time()
-    monkeypatch.setattr(time, "time", lambda: now + 3_600)
-    assert "expired" in (sigv4.refusal(KEYS, **given) or "")
+    given = signed()
+    stamp = dict(given["scope"]["headers"])[b"x-amz-date"].decode()
+    signed_at_s = datetime.datetime.strptime(stamp, "%Y%m%dT%H%M%SZ").replace(tzinfo=datetime.UTC).timestamp()
+    for late_s in (-300, 300, -301, 301):
+        monkeypatch.setattr(time, "time", lambda late_s=late_s: signed_at_s + late_s)
+        expired = None if abs(late_s) == 300 else f"Signature expired: {stamp} is not within 300 seconds of now."
+        assert sigv4.refusal(KEYS, **given) == expired
 
 
 @pytest.fixture(scope="module")
@@ -100,8 +105,6 @@ def test_unknown_key_or_wrong_secret_is_403_for_every_operation(guarded: Server,
 
 
 def test_clock_that_is_wrong_is_403(guarded: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    import datetime
-
     import botocore.auth
 
     behind = datetime.datetime.now(datetime.UTC) - datetime.timedelta(minutes=6)
