@@ -25,12 +25,15 @@ from openai import OpenAI
 
 from agentcore_rl_toolkit import PolicyFailure
 from agentcore_rl_toolkit.app import AgentCoreRLApp, AgentSettings
+from agentcore_rl_toolkit.app.sagemaker import runtime
+from agentcore_rl_toolkit.app.sagemaker.job import job_rollout
 from agentcore_rl_toolkit.app.sagemaker.jobs import relay
+from agentcore_rl_toolkit.app.sagemaker.runtime import JobCallError, JobRewards, JobRuntime
 from agentcore_rl_toolkit.cli.doctor import aws
 from agentcore_rl_toolkit.errors import AgentCoreRLError, ConfigError
 
 from ..conftest import StartAgent, new_session, wait_for
-from .conftest import JOB, JobServer
+from .conftest import JOB, JobServer, Trajectory
 
 AGENT = """
 import json, urllib.request
@@ -269,7 +272,7 @@ async def test_the_answer_comes_at_once_by_setting(jobs: JobServer) -> None:
 
 
 @pytest.mark.parametrize("operation", ["Sample", "CompleteRollout", "UpdateReward"])
-@pytest.mark.parametrize("fault", [429, 503, "ThrottlingException", "ExpiredTokenException", -1])
+@pytest.mark.parametrize("fault", [429, 500, "ThrottlingException", "ExpiredTokenException", -1])
 async def test_a_call_that_fails_is_made_again(jobs: JobServer, operation: str, fault: int | str) -> None:
     rollout, faults = new_id(), [fault]
     jobs.fault = lambda name: faults.pop() if name == operation and faults else None
@@ -284,6 +287,70 @@ async def test_a_reward_that_the_job_refuses_fails_the_call(jobs: JobServer) -> 
     jobs.fault = lambda name: 400 if name == "UpdateReward" else None
     with pytest.raises(AgentCoreRLError, match="could not be reported"):
         await invoke(jobs.payload(new_id(), {"prompt": "x", "answer": "4"}))
+
+
+def runtime_of(jobs: JobServer, rollout: str) -> JobRuntime:
+    job = job_rollout(jobs.payload(rollout))
+    assert job is not None
+    return JobRuntime(job)
+
+
+@pytest.mark.parametrize(
+    ("fault", "status", "again"),
+    [
+        (402, 429, False),
+        (404, 404, False),
+        (409, 409, False),
+        (429, 429, True),
+        (500, 500, True),
+        (502, 502, False),
+        (503, 503, True),
+        ("ThrottlingException", 429, True),
+        ("ExpiredTokenException", 503, True),
+        (-1, 502, False),
+    ],
+)
+def test_a_refused_call_has_a_status_and_may_be_made_again(
+    jobs: JobServer, fault: int | str, status: int, again: bool
+) -> None:
+    jobs.fault = lambda _: fault
+    with pytest.raises(JobCallError) as failed:
+        runtime_of(jobs, new_id()).call("sample", TrajectoryId="t", Body=b"{}")
+    assert (failed.value.status, failed.value.again, failed.value.ended) == (status, again, False)
+
+
+def test_a_busy_job_is_asked_for_four_minutes(jobs: JobServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    called, slept_s = runtime_of(jobs, new_id()), [0.0]
+    clock = SimpleNamespace(monotonic=lambda: 1_000 + sum(slept_s), sleep=slept_s.append)
+    monkeypatch.setattr(runtime, "time", clock)
+    jobs.fault = lambda _: 500
+    with pytest.raises(JobCallError):
+        called.sample(b"{}", stream=False)
+    assert [most_s / 2 < s <= most_s for s, most_s in zip(slept_s[1:], (0.5, 1.0, 2.0), strict=False)] == [True] * 3
+    assert 240 - 8 < sum(slept_s) <= 240
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "ended"),
+    [("Trajectory NOT FOUND", 499, True), ("trajectory not found", 500, False), ("Job not found", 404, False)],
+)
+def test_a_job_that_has_ended_a_rollout_says_so(text: str, status: int, ended: bool) -> None:
+    assert JobCallError(text, status=status).ended is ended
+
+
+@pytest.mark.parametrize("known", [False, True])
+async def test_nothing_is_reported_to_a_job_that_has_ended_the_rollout(jobs: JobServer, known: bool) -> None:
+    rollout = new_id()
+    called = runtime_of(jobs, rollout)
+    called.job.ended = known
+    jobs.trajectories[rollout] = Trajectory(status=None if known else "failed")
+    jobs.fault = lambda _: 404 if known else None
+    with pytest.raises(JobCallError):
+        called.sample(b"{}", stream=False)
+    rewards = JobRewards(called.job, called, failures="failed", turn_rewards=False)
+    before = len(jobs.calls)
+    await rewards.put_async("key", b'{"rewards": 1.0}')
+    assert (called.job.ended, len(jobs.calls)) == (True, before)
 
 
 @pytest.mark.parametrize(("fault", "level"), [(404, "ok"), (403, "fail")])

@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 _CHAT = "chat/completions"
 # The start of a path. Agents with several roles put a tag in it; Google's clients have their own version.
-_START = re.compile(r"(?:v1/)?(?:tag/[^/]+/)?(?:v1/(?=messages))?")
+_START = re.compile(r"^(?:v1/)?(?:tag/[^/]+/)?(?:v1/(?=messages))?")
 _PIECE = 64 * 2**10
 
 
 async def answer(runtime: JobRuntime, request: Request, path: str) -> Response:
     """Answer a call of the rollout that the runtime samples for."""
-    path = _START.sub("", path, count=1)  # a model's id may have %2F
+    path = _START.sub("", path)  # a model's id may have %2F
     return await run_in_threadpool(_answer, runtime, path, await request.body())
 
 
