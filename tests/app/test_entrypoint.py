@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import dataclasses
 import functools
 import inspect
 import json
 import logging
+import random
 import signal
 import threading
 import uuid
@@ -15,11 +17,13 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import numpy
 import pydantic
 import pytest
 
 from agentcore_rl_toolkit import AgentCoreRLApp
 from agentcore_rl_toolkit.app import RolloutConfig, engine
+from agentcore_rl_toolkit.app.runner import AgentRunner
 from agentcore_rl_toolkit.errors import (
     AgentCoreRLError,
     ConfigError,
@@ -134,6 +138,35 @@ def test_the_sdk_sees_a_handler_with_payload_and_context() -> None:
     assert inspect.iscoroutinefunction(my_agent)
 
 
+def test_a_function_that_yields_is_refused_by_its_name() -> None:
+    def parts(payload: Any) -> Any:
+        yield {}
+
+    async def parts_async(payload: Any) -> Any:
+        yield {}
+
+    for func in (parts, parts_async):
+        with pytest.raises(ConfigError, match=f"^{func.__name__} is a generator: "):
+            AgentCoreRLApp().rollout_entrypoint(func)
+
+
+def test_one_function_is_cancelled_or_all() -> None:
+    runner, begun = AgentRunner(), threading.Semaphore(0)
+
+    async def wait() -> None:
+        begun.release()
+        await asyncio.sleep(60)
+
+    first, second = (runner.start(wait, (), contextvars.copy_context(), "rollout") for _ in range(2))
+    assert begun.acquire(timeout=20)
+    assert begun.acquire(timeout=20)
+    runner.cancel(first)
+    assert isinstance(first.exception(20), asyncio.CancelledError)
+    assert not second.done()
+    runner.cancel()
+    assert isinstance(second.exception(20), asyncio.CancelledError)
+
+
 async def test_fifty_blocking_agents_run_side_by_side() -> None:
     together = threading.Barrier(50)
     app = AgentCoreRLApp()
@@ -161,7 +194,7 @@ async def test_a_task_that_only_its_own_frame_holds_survives_garbage_collection(
     assert (await run_once(run, {}))["got"] == 5
 
 
-async def test_an_app_can_be_started_again_after_its_shutdown() -> None:
+async def test_an_app_can_be_started_again_after_its_shutdown(caplog: pytest.LogCaptureFixture) -> None:
     app = AgentCoreRLApp()
     handler = app.rollout_entrypoint(lambda payload: {"slept": threading.Event().wait(payload.get("s", 0))})
     url = f"memory://{uuid.uuid4()}"
@@ -173,7 +206,9 @@ async def test_an_app_can_be_started_again_after_its_shutdown() -> None:
     handler_before = signal.getsignal(signal.SIGTERM)
     async with app.router.lifespan_context(app):
         interrupted = await begin("1", 600)
+        assert signal.getsignal(signal.SIGTERM) is not handler_before
     assert signal.getsignal(signal.SIGTERM) is handler_before
+    assert "CRITICAL" not in {line.levelname for line in caplog.records}
     assert (await record_of(interrupted))["error_type"] == "Interrupted"
     with pytest.raises(AgentCoreRLError, match="no new rollout: the server shut down"):
         await begin("2", 0)
@@ -271,17 +306,21 @@ async def test_the_reply_the_heartbeat_and_the_record_agree() -> None:
     assert times == sorted(times) == [round(time_s, 3) for time_s in times]
     del info["finished_s"], record["_proof"]
     sent = {**bench.block, "heartbeat_s": 0.01, "attempt": 3, "proof_key": "[redacted]", "train": "main"}
-    assert record == {
+    expected = {
         **{"rewards": 0.5, "waited": True, "status_code": 200, "stop_reason": "end_turn", "input_id": "i", **known},
         **{"outcome": "ok", "payload": {"_rollout": sent}},
         "_agent": {"outcome": "ok", "session_id": SESSION, "attempt": 3, "train": "main"},
     }
+    assert [*record.items()] == [*expected.items()]  # deployed clients read the first ones
     assert bench.runs == 1
 
 
-@pytest.mark.parametrize(("asked_s", "own_s", "reply_s"), [(0, "", None), (-1, "", None), (5, "", 5.0), (5, "0", None)])
+@pytest.mark.parametrize(
+    ("asked_s", "own_s", "reply_s"),
+    [(None, "", 30.0), (0, "", None), (-1, "", None), (5, "", 5.0), (5, "0.5", 5.0), (5, "0", None)],
+)
 async def test_a_caller_asks_for_heartbeats_and_the_operator_may_turn_them_off(
-    asked_s: float, own_s: str, reply_s: float | None, monkeypatch: pytest.MonkeyPatch
+    asked_s: float | None, own_s: str, reply_s: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AGENTCORE_RL_HEARTBEAT_S", own_s)
     bench = Bench()
@@ -312,8 +351,8 @@ class Odd:
         raise ValueError("no members")
 
 
-FAILED = {"status_code": 500, "outcome": "agent_error", "cause": "agent", "policy_reward": 0.0}
-LOST = {"status_code": 500, "outcome": "lost", "cause": "infrastructure"}
+FAILED = {"status_code": 500, "outcome": "agent_error", "cause": "agent", "policy_reward": 0.0, "rewards": None}
+LOST = {"status_code": 500, "outcome": "lost", "cause": "infrastructure", "policy_reward": None, "rewards": None}
 
 
 @pytest.mark.parametrize(
@@ -324,7 +363,8 @@ LOST = {"status_code": 500, "outcome": "lost", "cause": "infrastructure"}
         (raises(ConnectionError("reset")), {**LOST, "stop_reason": "reset", "error_type": "ConnectionError"}),
         (
             raises(PolicyFailure("calls", "no call parses")),
-            {**FAILED, "cause": "policy", "failure": "calls", "rewards": 0.0, "policy_reward": None},
+            {**FAILED, "cause": "policy", "failure": "calls", "rewards": 0.0, "policy_reward": None}
+            | {"stop_reason": "no call parses"},
         ),
         (
             raises(Judged("calls", "no call parses")),
@@ -334,6 +374,15 @@ LOST = {"status_code": 500, "outcome": "lost", "cause": "infrastructure"}
             lambda: 0.5,
             {**FAILED, "outcome": "invalid", "error_type": "InvalidResultError"}
             | {"stop_reason": 'Return value must be a dict, got float: return {"rewards": 0.5}'},
+        ),
+        (
+            lambda: None,
+            {**FAILED, "outcome": "invalid", "stop_reason": "Return value must be a dict, got NoneType"},
+        ),
+        (
+            lambda: {"x": [1, object()]},
+            {**FAILED, "outcome": "invalid"}
+            | {"stop_reason": "result[x[1]] is a builtins.object, which has no JSON form; return plain values instead"},
         ),
         (Odd, {**FAILED, "stop_reason": "no members", "error_type": "ValueError"}),
         *(
@@ -351,8 +400,15 @@ async def test_the_record_of_a_failure(
     assert {name: found.get(name) for name in expected} == expected
     if "error_type" in record:
         assert "runner.py" not in record["traceback"]  # its frame is the first
+        assert record["error_type"] in record["traceback"]
+        assert [*record][:3] == ["status_code", "stop_reason", "traceback"]  # as deployed clients read them
         levels = {line.levelname for line in caplog.records if "failed" in line.getMessage()}
         assert levels == {"WARNING" if expected.get("cause") == "policy" else "ERROR"}
+
+
+async def test_a_failure_of_the_policy_without_a_declared_reward_has_none() -> None:
+    record = await Bench(raises(PolicyFailure("turns")), on_policy_failure=None).record()
+    assert ("rewards" in record, record["_agent"]["cause"]) == (False, "policy")
 
 
 def unlike(**block: Any) -> bytes:
@@ -368,15 +424,16 @@ def unlike(**block: Any) -> bytes:
         (unlike(), {"attempt": 2}, True),
         (b'{"rewards": 9, "_agent": [1]}', {"attempt": 2}, True),
         (b"no record", {"attempt": 2}, True),
-        (b"x" * 400, {"attempt": 2}, True),
-        (b"x" * 400, {"attempt": 1, "proof_key": SECRET}, False),
+        (unlike(attempt=1, text="x" * 14_000), {"attempt": 2}, False),
+        (unlike(attempt=1, text="x" * 15_000), {"attempt": 2}, True),
+        (b"x" * 15_001, {"attempt": 1, "proof_key": SECRET}, False),
         (unlike(attempt=1), {"attempt": 1, "proof_key": SECRET}, False),
         (seal(unlike(attempt=1), f"e/i/{SESSION}.json", SECRET), {"attempt": 1, "proof_key": SECRET}, True),
         (seal(unlike(attempt=1), f"e/i/{SESSION}.json", SECRET), {"attempt": 2, "proof_key": SECRET}, False),
     ],
 )
 async def test_a_record_gives_way_to_a_later_attempt_or_if_another_writer_made_it(
-    found: bytes, block: dict[str, Any], kept: bool, monkeypatch: pytest.MonkeyPatch
+    found: bytes, block: dict[str, Any], kept: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("AGENTCORE_RL_MAX_RECORD_BYTES", "5000")
     bench = Bench()
@@ -384,6 +441,30 @@ async def test_a_record_gives_way_to_a_later_attempt_or_if_another_writer_made_i
     await bench.deliver(**block)
     await bench.end()
     assert (await bench.store.get_async(f"e/i/{SESSION}.json") == found) == kept
+    foreign = f"security: e/i/{SESSION}.json contained a record that this session did not write; it is replaced"
+    assert (foreign in caplog.messages) == ("proof_key" in block and b"_proof" not in found)
+
+
+@pytest.mark.parametrize(("work", "logged"), [(raises(ValueError("why")), ["rollout failed"]), (lambda: None, [])])
+async def test_a_rollout_that_is_not_stored_logs_its_failure(
+    work: Callable[[], Any], logged: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = Bench(work)
+    bench.block = {}
+    await bench.deliver()
+    await bench.end()
+    assert [line.getMessage() for line in caplog.records if line.levelname == "ERROR"] == logged
+
+
+async def test_a_process_draws_fresh_random_numbers_from_its_first_rollout_on() -> None:
+    async def draw() -> list[float]:
+        random.seed(7)
+        numpy.random.seed(7)
+        await Bench().record()
+        return [random.random(), numpy.random.random()]
+
+    first, second = await draw(), await draw()
+    assert not {*first} & {*second}
 
 
 async def test_as_many_deliveries_are_recognized_as_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -453,14 +534,18 @@ async def test_a_rollout_whose_first_heartbeat_is_refused_is_refused_and_runs_wh
 
     monkeypatch.setattr(ObjectStore, "put_async", put)
     loop, bench = asyncio.get_running_loop(), Bench(work)
-    reply = await bench.deliver(s3_bucket=bucket)
+    reply, again = await asyncio.gather(*(bench.deliver(s3_bucket=bucket) for _ in range(2)))
     await asyncio.wait_for(ended.wait(), 20)
     await bench.end()
-    assert reply == {
-        **{"status": "refused", "s3_bucket": bucket, "result_key": f"e/i/{SESSION}.json"},
-        "error": f"the agent cannot store its record in {bucket}: {error}{advice}",
-        "error_type": type(error).__name__,
-    }
+    assert (
+        reply
+        == again
+        == {
+            **{"status": "refused", "s3_bucket": bucket, "result_key": f"e/i/{SESSION}.json"},
+            "error": f"the agent cannot store its record in {bucket}: {error}{advice}",
+            "error_type": type(error).__name__,
+        }
+    )
     refused.clear()
     assert (await bench.deliver(s3_bucket=bucket))["status"] == "processing"
     await bench.end()
@@ -481,3 +566,12 @@ def test_save_result_by_hand() -> None:
     assert "payload" not in json.loads(open_store(url).get("e/i/again.json"))
     with pytest.raises(ConfigError):
         app.save_result(result, {}, "k.json")
+    app.save_result(result, {**config.to_dict(), "proof_key": SECRET}, "e/i/proven.json")
+    assert check(open_store(url).get("e/i/proven.json"), "e/i/proven.json", SECRET) is Proof.PROVEN
+
+
+async def test_a_result_by_hand_is_proven_with_the_key_of_its_running_rollout_and_stays() -> None:
+    bench, key = Bench(), f"e/i/{SESSION}.json"
+    bench.work = lambda: bench.app.save_result({"rewards": 0.25}, bench.block, key) or {"rewards": 1.0}
+    assert (await bench.record(proof_key=SECRET))["rewards"] == 0.25
+    assert check(await bench.store.get_async(key), key, SECRET) is Proof.PROVEN

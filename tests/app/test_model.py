@@ -271,6 +271,9 @@ async def test_a_rollouts_bedrock_client_calls_the_gateway_with_the_key_and_no_t
 
     with answering(answer) as url:
         model = await model_of_a_rollout(app, base_url=f"{url}/sessions/a/v1", api_key="sk-1", model_id="m")
+        assert model.bedrock_client().meta.region_name == "us-west-2"
+        monkeypatch.delenv("AWS_REGION")
+        assert model.bedrock_client().meta.region_name == "us-east-1"
         messages = [{"role": "user", "content": [{"text": "hi"}]}]
         reply = await asyncio.to_thread(model.bedrock_client().converse, modelId=model.model_id, messages=messages)
     assert reply["output"]["message"]["content"] == [{"text": "hi"}]

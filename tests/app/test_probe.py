@@ -28,9 +28,11 @@ def gateway() -> Iterator[str]:
         if asked.path.startswith("/away"):
             return 302, b"", {"location": "/v1/models"}
         good = asked.headers["authorization"] == f"Bearer {KEY}"
+        if asked.path.startswith("/large"):
+            return 200, b" " * (2**20 - 10) + b'{"data":[]}'
         if asked.path.startswith("/page"):
             return 200 if good else 401, b"<html>a secret page</html>"
-        return (200, {"data": [{"id": "other"}, {"id": "policy"}]}) if good else (401, b"no")
+        return (200, {"data": [{"id": "other"}, *[{"id": "policy"}] * 20]}) if good else (401, b"no")
 
     with answering(answer) as url:
         yield url
@@ -56,8 +58,11 @@ async def test_a_session_says_what_it_reaches_and_leaves_nothing(tmp_path: Path,
     reply = await asked(payload(f"file://{tmp_path}", base_url=f"{gateway}/v1", api_key=KEY))
     found = reply["probe"]
     assert reply["status"] == "probed"
-    assert found["store"]["ok"]
-    assert found["gateway"]["models"][1] == "policy"
+    key = reply["probe"]["store"]["text"]
+    assert found["store"] == {"ok": True, "text": key}
+    assert key.startswith("agentcore-rl-doctor/probe/")
+    assert found["gateway"]["text"] == "reached, and the key is accepted"
+    assert found["gateway"]["models"] == ["other", *["policy"] * 19]
     assert found["architecture"]
     assert [file for _, _, files in os.walk(tmp_path) for file in files] == []
     assert SECRET not in json.dumps(reply)
@@ -65,7 +70,7 @@ async def test_a_session_says_what_it_reaches_and_leaves_nothing(tmp_path: Path,
 
 @pytest.mark.parametrize(
     ("path", "key", "reached"),
-    [("/v1", "another", True), ("/away", KEY, True), ("/page", KEY, True), (None, KEY, False)],
+    [("/v1", "another", True), ("/away", KEY, True), ("/page", KEY, True), ("/large", KEY, True), (None, KEY, False)],
 )
 async def test_a_gateway_that_does_not_serve_is_said_and_nothing_it_answers(
     tmp_path: Path, gateway: str, path: str | None, key: str, reached: bool

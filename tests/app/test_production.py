@@ -420,6 +420,7 @@ ADDRESSES: list[tuple[Any, bool]] = [
     ("http://10.0.7.9:8089/v1", True),
     ("https://models.example.com/v1/", True),
     ("https://models.example.com:443/v1", True),
+    ("http://plain:80/v1", True),
     ("HTTP://gateway:8089/v1", False),
     ("http://gateway/v1", False),
     ("https://gateway:8089/v1", False),
@@ -442,7 +443,7 @@ ADDRESSES: list[tuple[Any, bool]] = [
 
 @pytest.mark.parametrize("make", [adapted, AgentCoreRLApp])
 async def test_an_allow_list_keeps_callers_from_naming_another_model(make: Any) -> None:
-    urls = "http://gateway:8089, http://10.0.7.*:8089, http://10.0.*:8089, https://models.example.com/v1"
+    urls = "http://gateway:8089, http://plain, http://10.0.7.*:8089, http://10.0.*:8089, https://models.example.com/v1"
     app = make(settings=AgentSettings.from_env({"AGENTCORE_RL_ALLOWED_BASE_URLS": urls}), rollouts=True)
     if make is AgentCoreRLApp:
         app.rollout_entrypoint(lambda payload: {})

@@ -60,12 +60,6 @@ def test_other_origins_are_refused_whatever_the_host(origin: str) -> None:
     assert "--allowed-host" in refusal.message
 
 
-def test_an_origin_does_not_pass_because_its_host_was_seen() -> None:
-    check = HostCheck()
-    assert check.refusal(b"localhost:1", None) is None
-    assert check.refusal(b"localhost:1", b"http://evil.example") is not None
-
-
 @pytest.mark.parametrize(
     ("host", "origin", "passes"),
     [

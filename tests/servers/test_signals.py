@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import subprocess
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -52,35 +53,28 @@ def test_sigterm_ends_a_command_as_ctrl_c_does(ctrl_c: str, work: str) -> None:
 @pytest.mark.parametrize("ctrl_c", ["ignored", "handled"])
 def test_a_block_has_its_handlers_on_the_main_thread_only(ctrl_c: str, hangup: Any) -> None:
     received: list[int] = []
-    handlers = {
-        signal.SIGINT: signal.SIG_IGN if ctrl_c == "ignored" else lambda number, _: received.append(number),
-        signal.SIGHUP: hangup,  # `nohup` ignores it
-        signal.SIGTERM: signal.SIG_DFL,
-    }
+    interrupt = signal.SIG_IGN if ctrl_c == "ignored" else lambda number, _: received.append(number)
+    numbers = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM)
+    before = [
+        signal.signal(n, handler) for n, handler in zip(numbers, (interrupt, hangup, signal.SIG_DFL), strict=True)
+    ]
 
-    def found() -> dict[int, Any]:
-        return {number: signal.getsignal(number) for number in handlers}
+    def handlers() -> list[Any]:
+        return [signal.getsignal(number) for number in numbers]
 
-    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
-    inside: list[dict[int, Any]] = []
-
-    def enter() -> None:
+    def enter() -> list[Any]:
         with terminated_as_interrupted():
-            inside.append(found())
+            return handlers()
 
     try:
-        thread = threading.Thread(target=enter)
-        thread.start()
-        thread.join()
-        assert inside == [handlers]
-        try:
-            with terminated_as_interrupted():
-                assert (signal.getsignal(signal.SIGHUP) is hangup) is (hangup is signal.SIG_IGN)
-                signal.raise_signal(signal.SIGTERM)
-        except KeyboardInterrupt:
+        with ThreadPoolExecutor() as pool:
+            assert pool.submit(enter).result() == [interrupt, hangup, signal.SIG_DFL]
+        assert (enter()[1] is hangup) is (hangup is signal.SIG_IGN)  # `nohup` ignores it
+        with contextlib.suppress(KeyboardInterrupt), terminated_as_interrupted():
+            signal.raise_signal(signal.SIGTERM)
             received.append(0)
-        assert received == ([0] if ctrl_c == "ignored" else [signal.SIGINT])
-        assert found() == handlers
+        assert received == ([] if ctrl_c == "ignored" else [signal.SIGINT, 0])
+        assert handlers() == [interrupt, hangup, signal.SIG_DFL]
     finally:
-        for number, handler in before.items():
+        for number, handler in zip(numbers, before, strict=True):
             signal.signal(number, handler)

@@ -184,7 +184,7 @@ def _http_client() -> Any:
     return Client(**options)
 
 
-@functools.lru_cache(maxsize=1)
+@functools.cache
 def _aws() -> Any:
     return find_session()
 

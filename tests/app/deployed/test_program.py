@@ -21,7 +21,7 @@ from starlette.testclient import TestClient
 
 from agentcore_rl_toolkit import Program
 from agentcore_rl_toolkit.app.deployed import program
-from agentcore_rl_toolkit.app.deployed.model_calls import answer, variables
+from agentcore_rl_toolkit.app.deployed.model_calls import WIRES, answer, variables
 from agentcore_rl_toolkit.app.deployed.routes import Route, routed, unroute
 from agentcore_rl_toolkit.app.deployed.start import PLACEHOLDER
 from agentcore_rl_toolkit.app.relay import Relay, refusal
@@ -144,6 +144,12 @@ def test_a_program_has_keys_of_its_wires_only(tmp_path: Path, monkeypatch: pytes
     assert "OPENAI_API_KEY" not in text
 
 
+def test_a_program_has_a_command_and_known_wires() -> None:
+    for command, wires in (((), WIRES), (("node",), ("bedrock", "soap"))):
+        with pytest.raises(ConfigError, match="Program needs a command, and wires of bedrock, openai, "):
+            Program(*command, wires=wires)
+
+
 def test_a_program_that_cannot_be_started_is_named_and_leaves_no_relay() -> None:
     before = {*threading.enumerate()}
     with pytest.raises(ConfigError, match="nodeX cannot be started"), TestClient(Program("nodeX", "main.js")):
@@ -191,7 +197,10 @@ def test_calls_of_a_program_pass_no_proxy_of_its_environment(
         monkeypatch.delenv("no_proxy", raising=False)
         monkeypatch.setenv("http_proxy", proxy)
         monkeypatch.setenv(name, "corp.example")
-        assert variables("http://x")["no_proxy"] == "corp.example,127.0.0.1,localhost"
+        monkeypatch.setenv("OPENAI_API_KEY", "of-the-user")
+        monkeypatch.delenv("GEMINI_API_KEY", raising=False)
+        given = {"no_proxy": "corp.example,127.0.0.1,localhost", "OPENAI_API_KEY": "of-the-user"}
+        assert variables("http://x").items() >= {**given, "GEMINI_API_KEY": PLACEHOLDER}.items()
         with (
             TestClient(Program(sys.executable, str(tmp_path / "server.py"))) as client,
             routed(Route(base_url=gateway[0], api_key=KEY)),
@@ -199,7 +208,14 @@ def test_calls_of_a_program_pass_no_proxy_of_its_environment(
             assert client.post("/invocations", json={}).text == "from the gateway"
 
 
-@pytest.mark.parametrize(("words", "why"), [(("false",), "ended with 1"), (("sleep", "60"), "did not answer /ping")])
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("false",), "ended with 1"),
+        (("sleep", "60"), "did not answer /ping"),
+        ((sys.executable, "-c", SERVER.replace("200", "500")), "did not answer /ping"),
+    ],
+)
 def test_a_program_that_does_not_serve_is_named(
     words: tuple[str, ...], why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -314,16 +330,24 @@ async def test_a_relay_carries_many_calls_at_once(chat: str) -> None:
 
 
 def test_a_compressed_reply_stays_what_its_head_says(chat: str) -> None:
-    with (
-        answering(lambda asked: (200, gzip.compress(b"42"), {"content-encoding": "gzip"})) as url,
-        routed(Route(base_url=url, api_key=KEY)),
-    ):
-        assert httpx.post(chat, content=b"{}").text == "42"
+    body, headers = gzip.compress(b"42"), {"content-encoding": "gzip", "keep-alive": "timeout=5", "x-own": "kept"}
+    with answering(lambda asked: (200, body, headers)) as url, routed(Route(base_url=url, api_key=KEY)):
+        reply = httpx.post(chat, content=b"{}")
+    assert (reply.text, reply.headers["content-length"], reply.headers["x-own"]) == ("42", str(len(body)), "kept")
+    assert "keep-alive" not in reply.headers
 
 
-@pytest.mark.parametrize("address", ["http://127.0.0.1:1", "other://gateway", "http://127.0.0.1:99999", None])
-def test_a_gateway_that_cannot_be_reached_is_a_502_with_the_reason(chat: str, address: str | None) -> None:
+@pytest.mark.parametrize(
+    ("address", "why"),
+    [
+        ("http://127.0.0.1:1", "All connection attempts failed"),
+        ("other://gateway", "Request URL has an unsupported protocol 'other://'."),
+        ("http://127.0.0.1:99999", ""),
+        (None, "Server disconnected without sending a response."),
+    ],
+)
+def test_a_gateway_that_cannot_be_reached_is_a_502_with_the_reason(chat: str, address: str | None, why: str) -> None:
     with answering(lambda asked: None) as silent, routed(Route(base_url=address or silent, api_key=KEY)):
         reply = httpx.post(chat, content=b"{}")
     assert reply.status_code == 502
-    assert "the gateway cannot be reached: " in reply.json()["message"]
+    assert reply.json()["message"].startswith(f"the gateway cannot be reached: {why}")

@@ -14,7 +14,7 @@ from .calls import answer
 from .job import JobRollout
 from .runtime import JobRewards, JobRuntime
 
-relay = functools.lru_cache(maxsize=1)(Relay)  # one server for the jobs of this process, from the first rollout on
+relay = functools.cache(Relay)  # one server for the jobs of this process, from the first rollout on
 
 
 def make_rollout(
