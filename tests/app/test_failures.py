@@ -22,7 +22,7 @@ AGENT = """
 @app.rollout_entrypoint
 def run(payload):
     time.sleep(payload.get("s", 0))
-    return {"rewards": 1.0, "blob": "x" * payload.get("bytes", 0)}
+    return {"rewards": 1.0}
 """
 
 ASYNC_AGENT = """
@@ -35,9 +35,8 @@ async def run(payload):
 
 @pytest.fixture(scope="module")
 def s3_agent(start_shared_agent: Any, shared_s3: Any) -> Any:
-    """One agent with the endpoint of `faulty_s3` and a limit of its records, for the tests that do not end it."""
-    limit = {"AGENTCORE_RL_MAX_RECORD_BYTES": "100000"}
-    return start_shared_agent(AGENT, env={**shared_s3.env, **PATIENT, **limit})
+    """One agent with the endpoint of `faulty_s3`, for the tests that do not end it."""
+    return start_shared_agent(AGENT, env={**shared_s3.env, **PATIENT})
 
 
 AWKWARD_AGENT = """
@@ -268,12 +267,9 @@ def test_answers_that_get_lost_make_no_second_record_and_no_error(s3_agent: Any,
 BUCKET = {"exp_id": "exp", "input_id": "input", "s3_bucket": "the-bucket"}
 
 
-@pytest.mark.parametrize("kind", ["plain", pytest.param("async", marks=pytest.mark.nightly)])
-def test_a_store_that_refuses_for_good_is_answered_at_once_and_frees_the_session(
-    s3_agent: Any, start_agent: Any, faulty_s3: Any, kind: str
-) -> None:
+def test_a_store_that_refuses_for_good_is_answered_at_once_and_frees_the_session(s3_agent: Any, faulty_s3: Any) -> None:
     faulty_s3.fault = lambda _method, _key: 403
-    agent = s3_agent if kind == "plain" else start_agent(ASYNC_AGENT, env={**faulty_s3.env, **PATIENT})
+    agent = s3_agent
     status, reply = agent.invoke({"s": 600, "_rollout": BUCKET}, "f" * 40)
     assert (status, reply["status"], reply["error_type"]) == (200, "refused", "StorePermissionError")
     refused = [(method, key) for method, key, _ in faulty_s3.log]
@@ -314,13 +310,6 @@ def test_the_grace_is_bounded(start_agent: Any, faulty_s3: Any) -> None:
     assert by_app in agent.log or (by_store is not None and float(by_store[1]) < 10), (
         agent.log
     )  # 20 without the setting
-
-
-def test_a_result_beyond_the_limit_is_a_clear_error_record(s3_agent: Any) -> None:
-    assert s3_agent.run({"bytes": 90_000})["rewards"] == 1.0
-    record = s3_agent.run({"bytes": 200_000})
-    assert record["error_type"] == "InvalidResultError"
-    assert "larger than 100000 bytes" in record["stop_reason"]
 
 
 @pytest.mark.system

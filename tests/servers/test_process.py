@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import http.client
 import os
 import resource
 import signal
 import socket
 import subprocess
-import urllib.request
 import warnings
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
 from agentcore_rl_toolkit._servers.open_files import raise_file_limit
-from agentcore_rl_toolkit._servers.process import bind, break_off, parent_gone, stop_event, stop_listening
-from serving import hosted
+from agentcore_rl_toolkit._servers.process import bind, parent_gone, stop_event, stop_listening
 
 
 class Protocol(asyncio.Protocol):
@@ -101,14 +97,3 @@ async def test_a_server_stops_at_a_signal_or_with_its_parent(number: int | None)
     await asyncio.wait_for(stop.wait(), 60)
     for handled in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().remove_signal_handler(handled)
-
-
-async def test_a_response_that_is_broken_off_ends_the_connection() -> None:
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] == "http":
-            await break_off(send)
-
-    with hosted(app) as url, pytest.raises(http.client.RemoteDisconnected):
-        await asyncio.to_thread(urllib.request.urlopen, url)
-    with pytest.raises(ConnectionResetError, match="is to be broken off"):
-        await break_off(print)

@@ -49,32 +49,27 @@ def test_sigterm_ends_a_command_as_ctrl_c_does(ctrl_c: str, work: str) -> None:
     assert process.returncode == 0
 
 
-@pytest.mark.parametrize("hangup", [signal.SIG_DFL, signal.SIG_IGN])
-@pytest.mark.parametrize("ctrl_c", ["ignored", "handled"])
-def test_a_block_has_its_handlers_on_the_main_thread_only(ctrl_c: str, hangup: Any) -> None:
+@pytest.mark.parametrize("ignored", [False, True])
+def test_a_block_has_its_handlers_on_the_main_thread_only(ignored: bool) -> None:
     received: list[int] = []
-    interrupt = signal.SIG_IGN if ctrl_c == "ignored" else lambda number, _: received.append(number)
     numbers = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM)
-    before = [
-        signal.signal(n, handler) for n, handler in zip(numbers, (interrupt, hangup, signal.SIG_DFL), strict=True)
-    ]
+    usual = [lambda number, _: received.append(number), signal.SIG_DFL, signal.SIG_DFL]
+    handlers = [signal.SIG_IGN, signal.SIG_IGN, signal.SIG_DFL] if ignored else usual  # as in a script with `nohup`
+    before = [signal.signal(number, handler) for number, handler in zip(numbers, handlers, strict=True)]
 
-    def handlers() -> list[Any]:
-        return [signal.getsignal(number) for number in numbers]
-
-    def enter() -> list[Any]:
+    def inside() -> list[Any]:
         with terminated_as_interrupted():
-            return handlers()
+            return [signal.getsignal(number) for number in numbers]
 
     try:
         with ThreadPoolExecutor() as pool:
-            assert pool.submit(enter).result() == [interrupt, hangup, signal.SIG_DFL]
-        assert (enter()[1] is hangup) is (hangup is signal.SIG_IGN)  # `nohup` ignores it
+            assert pool.submit(inside).result() == handlers
+        assert (inside()[1] is signal.SIG_IGN) is ignored
         with contextlib.suppress(KeyboardInterrupt), terminated_as_interrupted():
             signal.raise_signal(signal.SIGTERM)
             received.append(0)
-        assert received == ([] if ctrl_c == "ignored" else [signal.SIGINT, 0])
-        assert handlers() == [interrupt, hangup, signal.SIG_DFL]
+        assert received == ([] if ignored else [signal.SIGINT, 0])
+        assert [signal.getsignal(number) for number in numbers] == handlers
     finally:
         for number, handler in zip(numbers, before, strict=True):
             signal.signal(number, handler)

@@ -97,4 +97,4 @@ def cause_of(text: str) -> str:
     lines = [line for line in text.splitlines() if line.strip()]
     raised = [found[1] for line in lines if (found := _RAISED.fullmatch(line))]
     ours = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-    return next(iter(raised[::-1] + ours + lines[::-1]), "").strip()
+    return [*raised[-1:], *ours, *lines[-1:], ""][0].strip()

@@ -214,12 +214,7 @@ class AgentCoreRLApp(BedrockAgentCoreApp):  # type: ignore[misc]  # the base cla
         if config.s3_bucket is None:
             raise ConfigError("save_result needs a config with exp_id, input_id and s3_bucket")
         session_id = result_key.rpartition("/")[2].removesuffix(".json")
-        info = RolloutInfo(
-            config=config,
-            session_id=session_id,
-            result_key=result_key,
-            payload=None if payload is None else redact_payload(payload),
-        )
+        info = RolloutInfo(config=config, session_id=session_id, result_key=result_key, payload=redact_payload(payload))
         body, _ = success_body(info, result, max_bytes=self._engine.settings.max_record_bytes)
         secret = config.proof_key or self._engine.proof_key_of(result_key)
         if secret is not None:

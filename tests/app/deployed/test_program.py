@@ -24,7 +24,7 @@ from agentcore_rl_toolkit.app.deployed import program
 from agentcore_rl_toolkit.app.deployed.model_calls import WIRES, answer, variables
 from agentcore_rl_toolkit.app.deployed.routes import Route, routed, unroute
 from agentcore_rl_toolkit.app.deployed.start import PLACEHOLDER
-from agentcore_rl_toolkit.app.relay import Relay, refusal
+from agentcore_rl_toolkit.app.relay import Relay
 from agentcore_rl_toolkit.errors import ConfigError
 from serving import Asked, answering, hosted, wait_for
 
@@ -273,13 +273,6 @@ def test_a_stranger_gets_nothing_of_a_relay(
     assert relay(chat)[0] == 410
     assert {asked.headers["authorization"] for asked in gateway[1]} == {f"Bearer {KEY}"}
     assert not [asked for asked in gateway[1] if "x-api-key" in asked.headers]
-
-
-@pytest.mark.parametrize(("status", "kind"), [(499, "invalid_request_error"), (500, "api_error")])
-def test_a_refusal_has_the_kind_of_its_status(status: int, kind: str) -> None:
-    found = refusal(status, "why")
-    error = {"type": kind, "message": "why"}
-    assert (found.status_code, json.loads(found.body)) == (status, {"type": "error", "error": error, "message": "why"})
 
 
 @pytest.fixture

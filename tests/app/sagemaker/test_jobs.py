@@ -33,7 +33,7 @@ from agentcore_rl_toolkit.cli.doctor import aws
 from agentcore_rl_toolkit.errors import AgentCoreRLError, ConfigError
 
 from ..conftest import StartAgent, new_session, wait_for
-from .conftest import JOB, JobServer, Trajectory
+from .conftest import JOB, JobServer
 
 AGENT = """
 import json, urllib.request
@@ -327,17 +327,13 @@ def test_a_job_that_has_ended_a_rollout_says_so(text: str, status: int, ended: b
     assert JobCallError(text, status=status).ended is ended
 
 
-@pytest.mark.parametrize("known", [False, True])
-async def test_nothing_is_reported_to_a_job_that_has_ended_the_rollout(jobs: JobServer, known: bool) -> None:
-    rollout = new_id()
-    called = runtime_of(jobs, rollout)
-    called.job.ended = known
-    jobs.trajectories[rollout] = Trajectory(status=None if known else "failed")
-    jobs.fault = lambda _: 404 if known else None
+async def test_nothing_is_reported_to_a_job_that_has_ended_the_rollout(jobs: JobServer) -> None:
+    called = runtime_of(jobs, new_id())
+    called.job.ended, jobs.fault = True, lambda _: 404
     with pytest.raises(JobCallError):
         called.sample(b"{}", stream=False)
-    rewards = JobRewards(called.job, called, failures="failed", turn_rewards=False)
     before = len(jobs.calls)
+    rewards = JobRewards(called.job, called, failures="failed", turn_rewards=False)
     await rewards.put_async("key", b'{"rewards": 1.0}')
     assert (called.job.ended, len(jobs.calls)) == (True, before)
 
