@@ -137,7 +137,7 @@ async def invocations(request):
         response = StreamingResponse(parts(payload), media_type="text/plain", background=background)
         return BaseHTTPMiddleware(response, as_it_is) if payload["middleware"] else response
     if payload.get("fail") == "refuse":
-        return JSONResponse({"detail": "no such order"}, status_code=404)
+        return JSONResponse({"detail": "no such order"}, status_code=400)
     if payload.get("text"):
         text = payload["text"].encode(payload.get("charset", "utf-8"))
         return PlainTextResponse(text, media_type=payload.get("type"))
@@ -293,7 +293,7 @@ def test_an_error_response_is_the_agents_failure_and_plain_text_an_answer(agents
     agent = agents(ASGI)
     failed = agent.run({"fail": "refuse"})
     assert failed["outcome"] == "agent_error"
-    assert failed["stop_reason"] == 'the agent answered with HTTP 404: {"detail":"no such order"}'
+    assert failed["stop_reason"] == 'the agent answered with HTTP 400: {"detail":"no such order"}'
     assert agent.run({"text": "just text"})["_answer"] == "just text"
     block = {"exp_id": "exp", "input_id": "zipped", "s3_bucket": agent.store_url}
     asked = {"text": "of a client that takes compressed replies", "_rollout": block}

@@ -141,23 +141,6 @@ def test_what_aws_does_not_show_is_guarded_too(guarded: Server, method: str, pat
     error.value.close()
 
 
-def basic(text: bytes, scheme: bytes = b"Basic") -> bytes:
-    return scheme + b" " + base64.b64encode(text)
-
-
-@pytest.mark.parametrize(
-    ("authorization", "known"),
-    [
-        (basic(b"AKLOCAL:very/secret+key"), True),
-        (basic(b"AKLOCAL:very/secret+key", b"bASIC"), True),
-        *((basic(text), False) for text in (b"AKLOCAL:wrong", b"AKOTHER:very/secret+key", b"AKLOCAL:\xff")),
-        *((text, False) for text in (None, basic(b"AKLOCAL:very/secret+key", b"Bearer"), b"Basic not-base64")),
-    ],
-)
-def test_a_key_and_its_secret_are_a_user_and_a_password(authorization: bytes | None, known: bool) -> None:
-    assert sigv4.has_password(KEYS, authorization) is known
-
-
 def test_metrics_are_read_with_the_key_as_a_password_too(guarded: Server) -> None:
     for password, status in (("secret", 200), ("wrong", 403)):
         word = base64.b64encode(f"AKLOCAL:{password}".encode()).decode()
