@@ -16,7 +16,6 @@ UV = """#!/bin/sh
 echo "$@" >> {notes}
 [ "$1" != venv ] || {{ mkdir -p "$5/bin"; touch "$5/bin/python"; }}
 """
-PROJECT = '[project]\nname = "a"\nversion = "1"\ndependencies = ["%s"]\n'
 
 
 @pytest.fixture
@@ -75,23 +74,21 @@ def test_an_agent_that_leaves_the_version_open_gets_the_one_that_runs_here(tmp_p
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "locked", "served", "calls"),
+    ("file", "package", "served", "calls"),
     [
-        ("requirements.txt", "click\n", True, False, "venv pip"),  # uv.lock belongs to a pyproject.toml
-        ("requirements.txt", "click\n", False, True, "venv pip+"),
-        ("pyproject.toml", PROJECT % "click", False, False, "venv pip"),
-        ("pyproject.toml", PROJECT % "click", True, True, "venv sync pip+"),
-        ("pyproject.toml", PROJECT % "agentcore-rl-toolkit", True, True, "venv sync"),
+        ("requirements.txt", "click", False, "venv pip"),  # the lock belongs to a pyproject.toml
+        ("requirements.txt", "click", True, "venv pip+"),
+        ("pyproject.toml", "click", False, "venv sync"),
+        ("pyproject.toml", "click", True, "venv sync pip+"),
+        ("pyproject.toml", "agentcore-rl-toolkit", True, "venv sync"),
     ],
 )
-def test_a_lock_has_all_packages_but_the_toolkit_of_an_agent_that_is_served_with_it(
-    tmp_path: Path, notes: Path, name: str, text: str, locked: bool, served: bool, calls: str
+def test_a_lock_has_all_packages_but_the_toolkit(
+    tmp_path: Path, notes: Path, file: str, package: str, served: bool, calls: str
 ) -> None:
-    (tmp_path / "agent").mkdir()
-    (tmp_path / "agent" / name).write_text(text)
-    if locked:
-        (tmp_path / "agent" / "uv.lock").touch()
-    environments.build(tmp_path / "agent" / "agent.py", tmp_path / "environments", toolkit=served)
+    (tmp_path / file).write_text(package if file.endswith(".txt") else f'[project]\ndependencies = ["{package}"]\n')
+    (tmp_path / "uv.lock").touch()
+    environments.build(tmp_path / "agent.py", tmp_path / "environments", toolkit=served)
     lines = notes.read_text().splitlines()
     assert [line.split()[0] + "+" * ("agentcore-rl-toolkit @" in line) for line in lines] == calls.split()
 
