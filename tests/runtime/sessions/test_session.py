@@ -144,8 +144,8 @@ async def test_an_idle_session_ends_at_its_limit_after_one_more_ping(bench: Benc
     assert bench.process is not None
     assert bench.process.stops == [3.0]
     assert (ending["exit_status"], ending["cpu_s"]) == (0, 0.5)
-    assert 0.6 <= ending["idle_s"] <= ending["age_s"] < 3
-    assert ending["start_s"] < 3
+    assert 0.6 <= ending["idle_s"] <= ending["age_s"] < 20
+    assert ending["start_s"] < 20
     times = {name: ending[name] for name in ("gone_unix_s", "age_s", "idle_s", "start_s")}
     assert times == {name: round(value, 4 if name == "start_s" else 3) for name, value in times.items()}
     assert (bench.metrics.starts["+Inf"], bench.metrics.session_cpu_s) == (1, 0.5)
