@@ -221,6 +221,7 @@ def test_a_model_is_put_on_an_endpoint_updated_and_removed(
     assert 'the model answered: "It is 7."' in first.output
     assert "on ml.g6.xlarge: $1.13 per hour" in first.output
     assert "logprobs of 20 tokens in 1 sequences differ by" in first.output
+    assert first.output.count("endpoint agentcore-rl-refund: Creating") == 1
     (created,) = aws_of_models.models.values()
     container = created["PrimaryContainer"]
     assert container["Environment"]["SM_VLLM_TOOL_CALL_PARSER"] == "hermes"
@@ -733,10 +734,12 @@ def test_a_deployed_agent_is_led_to_the_model_and_back(
         found = control.get_agent_runtime(agentRuntimeId=runtime).get("environmentVariables", {})
         return {name: value for name, value in found.items() if "MODEL" in name}
 
+    before = int(control.get_agent_runtime(agentRuntimeId=runtime)["agentRuntimeVersion"])
     words = ("--to", to, "--bucket", BUCKET, "--agent", arn, "--tool-parser", "none")
     done = promote(str(moved), *words, "--json")
     assert done.exit_code == 0, done.output
     facts = json.loads(done.stdout)
+    assert (facts["version_before"], int(facts["version"])) == (str(before), before + 1)
     policy = iam.get_role_policy(RoleName=role, PolicyName=f"agentcore-rl-model-{to}-refund")["PolicyDocument"]
     resource = policy["Statement"][0]["Resource"]
     if to == "sagemaker":

@@ -144,6 +144,14 @@ def test_the_role_of_a_version_for_rollouts_may_pull_the_derived_image(account: 
     place = deployment(what, rehearse=True).place()
     for policy in (iam.execution(place), iam.deployer(place, role="arn:aws:iam::1:role/x")):
         assert "repository/agentcore-rl/shop_training" in json.dumps(policy)
+    team = "123.dkr.ecr.us-west-2.amazonaws.com/team/shop"
+    for image, repository in (
+        (f"{team}:7", "team/shop"),
+        (f"{team}@sha256:1", "team/shop"),
+        ("public.ecr.aws/shop:7", None),
+    ):
+        given = Settings(name="shop", image=image, platform="linux/arm64")
+        assert deployment(given, rehearse=True).place().repository == repository
 
 
 def test_a_derived_image_that_exists_shows_which_image_it_was_made_of(account: dict[str, str]) -> None:
@@ -252,6 +260,6 @@ def test_a_rehearsal_shows_the_image_that_would_be_derived(account: dict[str, st
         platform="linux/arm64",
     )
     deployment(what, lines, rehearse=True).up()
-    assert any("would build 123.dkr.ecr.us-west-2.amazonaws.com/shop:7 for linux/arm64" in line for line in lines), (
-        lines
-    )
+    said = "\n".join(lines)
+    assert "would build 123.dkr.ecr.us-west-2.amazonaws.com/shop:7 for linux/arm64" in said
+    assert '"Service": "bedrock-agentcore.amazonaws.com"' in said  # a policy as a document

@@ -79,7 +79,7 @@ class Deployment:
         s = self.settings
         repository = s.repository
         if repository is None and s.image is not None and ".dkr.ecr." in s.image:
-            repository = s.image.split("/", 1)[1].split("@")[0].rsplit(":", 1)[0]
+            repository = s.image.split("/", 1)[1].split("@")[0].split(":")[0]
         return iam.Place(
             account=self._call.account,
             region=str(self._call.region),
