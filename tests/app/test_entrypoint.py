@@ -236,7 +236,9 @@ class PutOnlyClient:
 @pytest.mark.parametrize("failures", [0, 2])
 async def test_a_replaced_s3_client_gets_one_put_per_record(failures: int) -> None:
     app = AgentCoreRLApp()
+    assert app.s3_client.meta.service_model.service_name == "s3"
     client = app.s3_client = PutOnlyClient(failures)
+    assert app.s3_client is client
     app.rollout_entrypoint(plain)
     block = {"exp_id": "e", "input_id": "i", "s3_bucket": "the-bucket"}
     reply = await app.handlers["main"]({"n": 1, "_rollout": block}, SimpleNamespace(session_id="s" * 40))
