@@ -117,9 +117,11 @@ async def as_it_is(request, call_next):
 def raise_after_answer():
     raise KeyError("the background task failed")
 
-async def with_teardown(scope, receive, send):
-    await JSONResponse(42)(scope, receive, send)
-    raise KeyError("the teardown failed")
+def with_teardown(status):
+    async def respond(scope, receive, send):
+        await JSONResponse(42, status)(scope, receive, send)
+        raise KeyError("the teardown failed")
+    return respond
 
 async def ending_always(scope, receive, send):
     await send({"type": "http.response.start", "status": 200, "headers": []})
@@ -131,7 +133,7 @@ async def ending_always(scope, receive, send):
 async def invocations(request):
     payload = await request.json()
     if payload.get("fail") in ("teardown", "ended"):
-        return with_teardown if payload["fail"] == "teardown" else ending_always
+        return with_teardown(payload["status"]) if payload["fail"] == "teardown" else ending_always
     if payload.get("fail") in ("stream", "task", "background"):
         background = BackgroundTask(raise_after_answer) if payload["fail"] == "background" else None
         response = StreamingResponse(parts(payload), media_type="text/plain", background=background)
@@ -283,9 +285,9 @@ def test_an_exception_after_the_complete_answer_is_logged_and_the_answer_counts(
     record = agent.run({"fail": "background", "middleware": middleware})
     assert (record["outcome"], record["_answer"]) == ("ok", "4")
     assert "KeyError: 'the background task failed'" in agent.log
-    assert agent.run({"fail": "teardown"})["_answer"] == 42
-    for fail in ("stream", "task", "ended"):
-        broken = agent.run({"fail": fail, "middleware": middleware})
+    assert agent.run({"fail": "teardown", "status": 399})["_answer"] == 42
+    for fail in ("stream", "task", "ended", "teardown"):
+        broken = agent.run({"fail": fail, "middleware": middleware, "status": 400})
         assert (broken["outcome"], broken["error_type"]) == ("agent_error", "KeyError")
 
 

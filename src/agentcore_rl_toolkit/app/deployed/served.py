@@ -7,6 +7,7 @@ an agent that blocks its loop delays no heartbeat.
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import json
 import logging
@@ -21,6 +22,7 @@ from pathlib import Path
 from types import SimpleNamespace, TracebackType
 from typing import Any
 
+from bedrock_agentcore.runtime import BedrockAgentCoreApp
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
@@ -51,12 +53,10 @@ _REPLACED = (b"content-length", b"accept", b"accept-encoding")  # headers of the
 _seen: ContextVar[dict[str, Any]] = ContextVar("agentcore_rl_seen")
 
 
+@functools.cache
 def _watch_sdk() -> None:
-    """Observe the SDK's app, if the agent has imported one."""
-    sdk = getattr(sys.modules.get("bedrock_agentcore.runtime.app"), "BedrockAgentCoreApp", None)
-    if sdk is None or hasattr(sdk, "_agentcore_rl_watched"):
-        return
-    sdk._agentcore_rl_watched = True
+    """Observe the SDK's app. A second call does nothing."""
+    sdk: Any = BedrockAgentCoreApp
     invoke, write_event, runner = sdk._invoke_handler, sdk._convert_to_sse, AgentRunner()
     sdk._ensure_worker_loop = lambda self: runner.loop()  # the SDK's own loop ends at a SystemExit
 
