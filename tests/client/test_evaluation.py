@@ -71,12 +71,9 @@ def test_failures_of_the_infrastructure_are_counted_and_never_scored() -> None:
     ]
     summary = summarize(items, 3.0)
     assert summary.mean == summary.mean_ok == 0.5
-    assert summary.rewarded == summary.scored == 2
-    assert summary.without_reward == 1
-    assert summary.failures == 3
+    assert (summary.scored, summary.rewarded, summary.without_reward, summary.failures) == (2, 2, 1, 3)
     assert summary.outcomes == {"ok": 3, "lost": 1, "agent_error": 1}
     assert summary.causes == {"infrastructure": 2}
-    assert "1 lost" in str(summary)
     assert "not scored: 3 (2 failed by the infrastructure)" in str(summary)
     assert "not scored" not in str(summarize(items[1:3], 3.0))
 

@@ -107,8 +107,9 @@ def test_an_error_of_the_file_system_is_one_of_the_store(
 def test_a_part_of_a_key_has_at_most_255_bytes(tmp_path: Path) -> None:
     store = open_store(f"file://{tmp_path}")
     store.check_writable(f"e/{'a' * 255}/k")
-    error = f"^'e/{'é' * 78}'...: a part of a key has at most 255 bytes; shorten its id$"
-    with pytest.raises(ConfigError, match=error):
+    with pytest.raises(
+        ConfigError, match=f"^'e/{'é' * 78}'...: a part of a key has at most 255 bytes; shorten its id$"
+    ):
         store.check_writable(f"e/{'é' * 128}/k")
 
 
