@@ -155,15 +155,17 @@ def test_the_role_of_a_version_for_rollouts_may_pull_the_derived_image(account: 
 
 
 def test_a_derived_image_that_exists_shows_which_image_it_was_made_of(account: dict[str, str]) -> None:
-    ecr, base = boto3.client("ecr"), "public.ecr.aws/shop/agent:latest"
-    what = Settings(name="shop_training", image=base, score_ready=True, platform="linux/arm64")
-    ecr.create_repository(repositoryName=str(what.repository))
-    kind, config = "application/vnd.docker.distribution.manifest.v2+json", {"digest": f"sha256:{'1' * 64}"}
-    manifest = json.dumps({"schemaVersion": 2, "mediaType": kind, "config": config, "layers": []})
-    ecr.put_image(repositoryName=str(what.repository), imageManifest=manifest, imageTag=derived_tag(base))
-    lines: list[str] = []
-    deployment(what, lines, rehearse=True).up()
-    assert f"image {derived_tag(base)}: exists, of {base} as it was then" in "\n".join(lines)
+    ecr, kind = boto3.client("ecr"), "application/vnd.docker.distribution.manifest.v2+json"
+    ecr.create_repository(repositoryName="agentcore-rl/shop_training")
+    for number, base in enumerate(("public.ecr.aws/shop/agent:latest", "public.ecr.aws/shop/agent@sha256:1")):
+        what = Settings(name="shop_training", image=base, score_ready=True, platform="linux/arm64")
+        config = {"digest": f"sha256:{str(number) * 64}"}
+        manifest = json.dumps({"schemaVersion": 2, "mediaType": kind, "config": config, "layers": []})
+        ecr.put_image(repositoryName=str(what.repository), imageManifest=manifest, imageTag=derived_tag(base))
+        lines: list[str] = []
+        deployment(what, lines, rehearse=True).up()
+        then = "" if "@" in base else f", of {base} as it was then. Give another tag for a newer image"
+        assert f"image {derived_tag(base)}: exists{then}" in lines
 
 
 def test_the_files_of_a_scaffold_are_not_packed(account: dict[str, str], tmp_path: Path) -> None:
