@@ -38,6 +38,8 @@ class RequestError(GatewayError):
     ``kind`` is a key of `KINDS`. ``param`` names the field at fault, as a path: ``messages[2].content[0].image_url``.
     """
 
+    status: int
+
     def __init__(
         self,
         message: str = "",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -353,7 +354,7 @@ def test_a_process_serves_one_rollout_or_production_calls_and_ends_with_a_record
     """The first rollout of a process opens its store, which takes a while here."""
     (tmp_path / "sitecustomize.py").write_text(SLOW_STORE)
     env = {"AGENTCORE_RL_MODEL_HOSTS": "127.0.0.1", "AGENTCORE_RL_ALLOWED_BASE_URLS": model[0]}
-    agent = start(SYNC, env={**env, "PYTHONPATH": str(tmp_path)})
+    agent = start(SYNC, env={**env, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"})
     block = {"exp_id": "e", "input_id": "i", "s3_bucket": agent.store_url, "base_url": model[0], "api_key": KEY}
     own_calls: list[Asked] = []
     with answering(lambda asked: own_calls.append(asked) or (200, {})) as own, ThreadPoolExecutor() as threads:

@@ -38,7 +38,7 @@ class TranslatedCall:
                 body = with_path(body, self._route)
             self._request = self._dialect.parse_request(body)
         except RequestError as e:
-            raise JobCallError(e.message, status=e.status or 400) from e
+            raise JobCallError(e.message, status=e.status) from e
         chat = self._request.to_chat_body()
         chat.pop("stream", None)
         chat.pop("stream_options", None)
