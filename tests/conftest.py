@@ -9,6 +9,7 @@ import gc
 import hashlib
 import importlib.util
 import json
+import logging
 import os
 import re
 import resource
@@ -76,6 +77,12 @@ def pytest_collection_finish() -> None:
     gc.enable()
     gc.collect()
     gc.freeze()  # later collections look at the objects of the tests only
+
+
+@pytest.fixture(autouse=True)
+def _log_level_of_a_new_process() -> None:
+    """An app that an earlier test made in this process has set it."""
+    logging.getLogger("agentcore_rl_toolkit").setLevel(logging.NOTSET)
 
 
 @pytest.fixture(autouse=True)

@@ -20,7 +20,9 @@ from .asking import MODEL
 
 
 def pytest_make_parametrize_id(val: object) -> str | None:
-    return "rendered" if val == str(MODEL) else None  # a test has the same name in every checkout
+    return (
+        "rendered" if isinstance(val, str) and val == str(MODEL) else None
+    )  # a test has the same name in every checkout
 
 
 @pytest.fixture
