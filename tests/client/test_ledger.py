@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 
-from agentcore_rl_toolkit.client import RolloutClient
+from agentcore_rl_toolkit.client import Deadlines, RolloutClient
 from agentcore_rl_toolkit.client.ledger import FileLedger, attempts_of, fingerprint, parse_lines
 from agentcore_rl_toolkit.contract import Outcome, new_session_id
 from agentcore_rl_toolkit.errors import ConfigError
+
+from .conftest import MakeClient
 
 INTENT = {
     "event": "intent", "t": 1.0, "index": 0, "input_id": "i", "session_id": "s1", "attempt": 1, "key": "k", "bucket": "b",
@@ -131,6 +133,18 @@ def test_a_row_that_is_a_mapping_but_no_dict_is_resumed(client: RolloutClient, t
     row = MappingProxyType({"script": {}, "q": 1})
     assert client.map([row], ledger=tmp_path / "l.jsonl")[0].success
     assert client.map([row], ledger=tmp_path / "l.jsonl", resume=True)[0].success
+
+
+def test_an_attempt_whose_invoke_was_not_sent_does_not_count(
+    make_client: MakeClient, store_url: str, tmp_path: Path
+) -> None:
+    client, row, path = make_client(retries=0, deadlines=Deadlines(confirm_s=0.2)), {"script": {}}, tmp_path / "l.jsonl"
+    about = {"index": 0, "input_id": "i", "attempt": 1, "payload": fingerprint(row), "bucket": store_url}
+    path.write_text(
+        json.dumps({"event": "intent", "t": 1.0, "session_id": "s" * 33, "key": "exp/i/s.json", **about}) + "\n"
+    )
+    (item,) = client.map([row], ledger=path, resume=True)
+    assert (item.success, item.attempt) == (True, 2), item.error
 
 
 def test_sessions_of_a_ledger_that_no_row_waits_for_are_stopped(

@@ -78,6 +78,7 @@ def run(payload: dict[str, Any]) -> dict[str, Any]:
     """The agent of these tests: it knows nothing of jobs."""
     rollout, do = payload["_rollout"], payload.get("do", "")
     url, key = rollout["base_url"], rollout.get("api_key", "none")
+    SEEN["address"] = url
     ask: dict[str, Any] = {"model": rollout["model_id"], "messages": [{"role": "user", "content": payload["prompt"]}]}
     if do == "silent":
         return {"rewards": 1.0}
@@ -385,9 +386,11 @@ def test_no_reward_is_reported_twice_when_the_agent_is_killed(
     assert jobs.trajectories[rollout].rewards == rewards
 
 
-def test_a_call_to_another_address_is_refused() -> None:
+async def test_a_call_to_another_address_or_after_the_end_of_its_rollout_is_refused(jobs: JobServer) -> None:
+    await invoke(jobs.payload(new_id(), {"prompt": "2+2", "answer": "4"}))
+    ended = SEEN["address"].partition(str(relay().port))[2]
     connection = http.client.HTTPConnection("127.0.0.1", relay().port, timeout=10)
-    for path in ("/v1/chat/completions", "/other/v1/chat/completions"):
+    for path in ("/v1/chat/completions", "/other/v1/chat/completions", f"{ended}/chat/completions"):
         connection.request("POST", path, b"{}", {"authorization": "Bearer other"})
         response = connection.getresponse()
         assert (response.status, json.loads(response.read())["error"]["type"]) == (404, "invalid_request_error")
