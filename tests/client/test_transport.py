@@ -39,13 +39,15 @@ def test_refused_credentials_are_renewed_unless_the_program_gave_them(
 ) -> None:
     session = boto3.Session("given", "secret") if given else boto3.Session()
     monkeypatch.setattr(boto3, "DEFAULT_SESSION", session)
-    runtime.faults.append("expired")
     caller = transport(runtime.url)
-    with pytest.raises(CallError, match="ExpiredToken"):
-        caller.invoke(new_session_id(), b"{}")
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "fresh")
     caller.invoke(new_session_id(), b"{}")
-    assert caller._session.get_credentials().access_key == ("given" if given else "fresh")
+    for fresh in ("second", "third"):
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", fresh)
+        runtime.faults.append("expired")
+        with pytest.raises(CallError, match="ExpiredToken"):
+            caller.invoke(new_session_id(), b"{}")
+        caller.invoke(new_session_id(), b"{}")
+        assert caller._session.get_credentials().access_key == ("given" if given else fresh)
 
 
 def test_an_answer_without_end_is_read_to_its_bound_only(runtime: ScriptedRuntime) -> None:

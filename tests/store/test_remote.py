@@ -9,9 +9,11 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import boto3
 import pytest
 from botocore.exceptions import CredentialRetrievalError
 from botocore.response import StreamingBody
@@ -197,7 +199,7 @@ async def test_retries_end_at_the_deadline_and_say_why(scripted: Any, remote: Ob
 
 async def test_a_server_that_never_answers_costs_one_try_and_not_the_operation(scripted: Any) -> None:
     store = open_store("the-bucket")
-    store.attempt_s = 0.4
+    store.attempt_s = 1.0
 
     done, statuses = threading.Event(), [None, 200]
 
@@ -212,7 +214,7 @@ async def test_a_server_that_never_answers_costs_one_try_and_not_the_operation(s
         assert await store.get_async("k", timeout_s=50) == b"content"
         for statuses[:], last in (([], "no answer in time$"), ([500], ".*500"), ([500, 503], ".*503")):
             with pytest.raises(StoreError, match=f"last fault: {last}"):
-                await store.get_async("k", timeout_s=0.6)
+                await store.get_async("k", timeout_s=1.4)
     finally:
         done.set()
 
@@ -246,9 +248,12 @@ async def test_an_endpoint_that_is_down_is_a_passing_fault(scripted: Any, monkey
     assert scripted.requests == []
 
 
+@pytest.mark.parametrize("session", [lambda: None, boto3.Session])
 async def test_expired_credentials_are_fetched_again(
-    scripted: Any, remote: ObjectStore, monkeypatch: pytest.MonkeyPatch
+    scripted: Any, remote: ObjectStore, monkeypatch: pytest.MonkeyPatch, session: Callable[[], Any]
 ) -> None:
+    monkeypatch.setattr("boto3.DEFAULT_SESSION", session())
+
     def answer(request: Any, _n: int) -> tuple[int, bytes]:
         if "Credential=fresh/" in request.headers["authorization"]:
             return 200, b""
@@ -306,7 +311,7 @@ async def test_a_source_of_credentials_that_fails_between_two_requests_is_asked_
         expires_at = datetime.datetime.now(datetime.UTC)
         return {"access_key_id": "a", "secret_access_key": "s", "token": None, "expires_at": expires_at}
 
-    monkeypatch.setattr("agentcore_rl_toolkit.store.remote.find_provider", lambda: credentials)
+    monkeypatch.setattr("agentcore_rl_toolkit.store.remote.find_provider", lambda **_: credentials)
     await remote.put_async("k", b"")
     outage += [CredentialRetrievalError(provider="sso", error_msg="busy"), OSError("no answer"), TimeoutError()]
     await remote.put_async("k", b"")

@@ -22,7 +22,7 @@ from .._servers.keys import credential_of_runtime, is_here
 from ..aws_errors import Fate, Fault, look_up
 from ..contract import REFUSED, ROLLOUTS_OFF
 from ..errors import AgentCoreRLError, AgentError, ConfigError, InvalidResultError, RolloutLostError
-from ..store.remote import find_session
+from ..store.remote import find_session, renewed_session
 
 T = TypeVar("T")
 
@@ -172,18 +172,10 @@ class Transport:
             raise ConfigError(f"boto3 could not make a {DATA_PLANE} client: {e}", code=type(e).__name__) from e
 
     def _renew(self, client: Any) -> None:
-        """Use fresh credentials from the next call on. A session with keys from the program itself has no others."""
-        import boto3
-        from botocore.exceptions import BotoCoreError
-
+        """Use fresh credentials from the next call on."""
         with self._lock:
-            if self._client is not client:  # another call did it
-                return
-            session, self._client, self._session = self._session, None, find_session()
-            with contextlib.suppress(BotoCoreError):  # the next call asks again
-                if self._session is session and getattr(session.get_credentials(), "method", "") != "explicit":
-                    named = session._session.instance_variables().get("profile")  # `profile_name` may be a guess
-                    self._session = boto3.Session(profile_name=named)
+            if self._client is client:  # otherwise, another call did it
+                self._client, self._session = None, renewed_session()
 
     def close(self) -> None:
         """Close pooled connections."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import contextlib
 import functools
 import os
 import re
@@ -43,6 +44,20 @@ def find_session() -> Any:
         raise ConfigError(f"the AWS configuration cannot be read: {e}") from e
 
 
+def renewed_session() -> Any:
+    """Return a session that reads its credentials again, unless the program itself gave them. Raises: ConfigError."""
+    import boto3
+    from botocore.exceptions import BotoCoreError
+
+    session = find_session()
+    with contextlib.suppress(BotoCoreError):
+        named = session._session.instance_variables().get("profile")  # `profile_name` may be a guess
+        fresh = boto3.Session(profile_name=named)
+        if getattr(fresh.get_credentials(), "method", "") == getattr(session.get_credentials(), "method", ""):
+            return fresh
+    return session
+
+
 def find_region(default: str | None = None) -> str | None:
     """Return AWS_REGION (which botocore ignores), AWS_DEFAULT_REGION, the session's, or the default. Raises: ConfigError."""
     named = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
@@ -58,7 +73,7 @@ def find_endpoint(region: str) -> str | None:
     return str(find_session().client("s3", region_name=region, **keys).meta.endpoint_url)
 
 
-def find_provider() -> Any:
+def find_provider(*, renewed: bool) -> Any:
     """Make a credential provider that asks boto3, or None if the environment has static keys, which obstore reads by itself.
 
     The environment comes first, as with boto3, and without loading boto3: a session of the local runtime saves 70 ms of CPU.
@@ -71,7 +86,7 @@ def find_provider() -> Any:
     from obstore.auth.boto3 import Boto3CredentialProvider
 
     try:
-        return Boto3CredentialProvider(find_session(), ttl=TTL)
+        return Boto3CredentialProvider(renewed_session() if renewed else find_session(), ttl=TTL)
     except (ValueError, BotoCoreError) as e:
         raise _no_credentials(e) from e
 
@@ -107,6 +122,7 @@ class RemoteStore(ObjectStore):
         self._bucket, self._prefix = bucket, prefix
         self._given_region, self._default_region = region, default_region
         self._opened: tuple[int, Any] | None = None  # process and client that are open
+        self._refused = False  # S3 refused the credentials at least once
 
     @property
     def _region(self) -> str:
@@ -164,7 +180,7 @@ class RemoteStore(ObjectStore):
             self._bucket,
             region=region,
             virtual_hosted_style_request=False,
-            credential_provider=find_provider(),
+            credential_provider=find_provider(renewed=self._refused),
             disable_bulk_delete=True,  # every S3-compatible server understands plain DELETE
             retry_config={"max_retries": 0, "retry_timeout": timedelta(seconds=1)},  # the retry loop is in ObjectStore
             **more,
@@ -219,10 +235,8 @@ class RemoteStore(ObjectStore):
     async def _delete(self, key: str) -> None:
         import obstore
 
-        try:
+        with contextlib.suppress(ObjectNotFoundError):  # some stores answer 404 instead of S3's 204
             await self._mapped(key, obstore.delete_async(self._store(), self._prefix + key))
-        except ObjectNotFoundError:
-            return  # some stores answer 404 instead of S3's 204
 
     def _info(self, meta: Any) -> ObjectInfo:
         key, changed = meta["path"][len(self._prefix) :], meta["last_modified"]
@@ -242,11 +256,8 @@ class RemoteStore(ObjectStore):
         from obstore import exceptions
 
         text = _headline(e)
-        # The XML of a listing cannot hold every key.
-        if (
-            isinstance(e, (ValueError, exceptions.InvalidPathError, exceptions.NotSupportedError))
-            or "invalid list response" in text
-        ):
+        unusable = isinstance(e, (ValueError, exceptions.InvalidPathError, exceptions.NotSupportedError))
+        if unusable or "invalid list response" in text:  # the XML of a listing cannot hold every key
             return ConfigError(f"{key!r} in {self.url}: {text}", key=key)
         status_match, code_match = _STATUS.search(text), _CODE.search(text)
         status = int(status_match[1]) if status_match else None
@@ -263,7 +274,7 @@ class RemoteStore(ObjectStore):
             status = status or 403
         fault = fault_of(code, status) if code or status else Fault(fate=Fate.UNCERTAIN, code=type(e).__name__)
         if fault.credentials or fault.code == EXPIRED_AT_HEAD:
-            self._opened = None  # the next try asks for fresh credentials
+            self._opened, self._refused = None, True  # the next try asks for fresh credentials
         return error_of(self.url, key, fault, text)
 
 
