@@ -383,6 +383,11 @@ LOST = {"status_code": 500, "outcome": "lost", "cause": "infrastructure", "polic
             {**FAILED, "outcome": "invalid"}
             | {"stop_reason": "result[x[1]] is a builtins.object, which has no JSON form; return plain values instead"},
         ),
+        (
+            lambda: {"text": "x" * 5_001},
+            {**FAILED, "outcome": "invalid"}
+            | {"stop_reason": "the result is larger than 5000 bytes; store large data elsewhere and return its key"},
+        ),
         (Odd, {**FAILED, "stop_reason": "no members", "error_type": "ValueError"}),
         *(
             (lambda code=code: {"status_code": code}, {"outcome": "agent_error", "cause": "agent"})
@@ -392,8 +397,9 @@ LOST = {"status_code": 500, "outcome": "lost", "cause": "infrastructure", "polic
     ],
 )
 async def test_the_record_of_a_failure(
-    work: Callable[[], Any], expected: dict[str, Any], caplog: pytest.LogCaptureFixture
+    work: Callable[[], Any], expected: dict[str, Any], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("AGENTCORE_RL_MAX_RECORD_BYTES", "5000")
     record = await Bench(work).record(base_url="http://gateway/v1")
     found = {**record["_agent"], **record}
     assert {name: found.get(name) for name in expected} == expected

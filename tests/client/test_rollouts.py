@@ -449,7 +449,7 @@ def test_answer_lost_after_the_agent_started_finds_the_running_session(
 
 
 def test_a_record_that_no_round_has_seen_is_looked_for(make_client: MakeClient, runtime: ScriptedRuntime) -> None:
-    client = make_client(watch=WatchSettings(interval_s=60), deadlines=Deadlines(confirm_s=1.0))
+    client = make_client(watch=WatchSettings(interval_s=60), deadlines=Deadlines(confirm_s=2.0))
     runtime.faults.append("drop_after")
     assert client.submit(script(run_s=0.1, heartbeat=False, result={"n": 1})).result(30)["n"] == 1
 
@@ -493,9 +493,10 @@ def test_unreachable_runtime_is_lost_after_the_attempts(store_url: str) -> None:
         client.invoke(script())
 
 
-def test_key_layout_of_the_agent_is_followed(client: RolloutClient, store_url: str) -> None:
+def test_bucket_and_key_layout_of_the_agent_are_followed(client: RolloutClient) -> None:
     client.store.put("odd/place.json", b'{"n": 1}')
-    reply = {"status": "processing", "s3_bucket": store_url, "result_key": "odd/place.json"}
+    client._dispatcher.stores["another-bucket"] = client.store
+    reply = {"status": "processing", "s3_bucket": "another-bucket", "result_key": "odd/place.json"}
     assert client.invoke(script(reply=reply)).result(60)["n"] == 1
 
 

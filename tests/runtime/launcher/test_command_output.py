@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import tempfile
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 
@@ -14,15 +14,15 @@ from agentcore_rl_toolkit.runtime.launcher.place import CHUNK_BYTES, NETWORK, St
 
 
 @contextlib.asynccontextmanager
-async def connected(path: Path) -> AsyncIterator[tuple[Stream, asyncio.StreamWriter]]:
+async def connected() -> AsyncIterator[tuple[Stream, asyncio.StreamWriter]]:
     """The runtime's end of a connection, and the command's."""
     writers: asyncio.Queue[asyncio.StreamWriter] = asyncio.Queue()
-    server = await asyncio.start_unix_server(lambda _, writer: writers.put_nowait(writer), path)
-    async with server:
-        yield await NETWORK.connect_unix_socket(str(path)), await writers.get()
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # paths of sockets are short, on macOS too
+        async with await asyncio.start_unix_server(lambda _, writer: writers.put_nowait(writer), f"{folder}/s"):
+            yield await NETWORK.connect_unix_socket(f"{folder}/s"), await writers.get()
 
 
-async def test_a_slow_reader_gets_the_output_of_a_command_that_has_ended(tmp_path: Path) -> None:
+async def test_a_slow_reader_gets_the_output_of_a_command_that_has_ended() -> None:
     ended, received = asyncio.get_running_loop().create_future(), b""
 
     async def write(name: str, data: bytes) -> None:
@@ -30,7 +30,7 @@ async def test_a_slow_reader_gets_the_output_of_a_command_that_has_ended(tmp_pat
         await asyncio.sleep(2 * AFTER_EXIT_S)
         received += data
 
-    async with connected(tmp_path / "s") as (stream, writer):
+    async with connected() as (stream, writer):
         copying = asyncio.create_task(copy_output("stdout", stream, write, ended))
         writer.write(b"x" * 100_000)
         await writer.drain()
@@ -41,7 +41,7 @@ async def test_a_slow_reader_gets_the_output_of_a_command_that_has_ended(tmp_pat
 
 
 @pytest.mark.parametrize("chatty", [False, True])
-async def test_output_that_stays_open_after_the_command_ends_soon(tmp_path: Path, chatty: bool) -> None:
+async def test_output_that_stays_open_after_the_command_ends_soon(chatty: bool) -> None:
     ended, received = asyncio.get_running_loop().create_future(), 0
     ended.set_result(0)
 
@@ -54,7 +54,7 @@ async def test_output_that_stays_open_after_the_command_ends_soon(tmp_path: Path
             writer.write(b"y" * 10_000)
             await writer.drain()
 
-    async with asyncio.timeout(30), connected(tmp_path / "s") as (stream, writer):
+    async with asyncio.timeout(30), connected() as (stream, writer):
         asyncio.get_running_loop().call_later(0.1, writer.write, b"late")
         talking = asyncio.create_task(talk(writer))
         await copy_output("stdout", stream, write, ended)

@@ -30,6 +30,7 @@ def test_a_process_that_keeps_signals_inside_may_start_programs_and_bind_ports()
 
     def limit() -> None:
         os.close(0)  # then it is the descriptor of the rules
+        ctypes.CDLL(None).prctl(38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS, without which only root may have rules
         linux.keep_signals_inside()
 
     code = "import os, socket; socket.socket().bind(('127.0.0.1', 0)); print('bound', flush=True); os.kill(os.getppid(), 0)"

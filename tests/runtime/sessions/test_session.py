@@ -428,20 +428,22 @@ async def test_endings_are_of_the_sessions_that_were_asked_for(bench: Bench) -> 
     assert bench.table.endings(key[0], "prod", [ID]) == bench.table.endings("b", key[1], [ID]) == {}
 
 
-async def test_the_response_to_a_ping_has_a_limit(tmp_path: Path) -> None:
+async def test_the_response_to_a_ping_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # the path of a socket has at most 104 bytes on macOS
+
     async def reply(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 203 OK\r\ncontent-length: %d\r\n\r\n" % size + bytes(size))
         writer.close()
 
     class Reached(Process):
         async def dial(self) -> Any:
-            return await NETWORK.connect_unix_socket(str(tmp_path / "s"))
+            return await NETWORK.connect_unix_socket("s")
 
     agent = Agent(runtime_id="a-0123456789", version=1, name="a", script=Path("a.py"))
     place = Place("1", tmp_path, tmp_path / "log", "")
     session = Session(("a", "DEFAULT", ID), agent, place, times=TimeLimits(), on_end=lambda _: None)
     session.process = Reached()
-    async with await asyncio.start_unix_server(reply, tmp_path / "s"):
+    async with await asyncio.start_unix_server(reply, "s"):
         size = 65_536
         assert await session.ask() == (203, bytes(size))
         size += 1
