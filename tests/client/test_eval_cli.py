@@ -20,6 +20,7 @@ from agentcore_rl_toolkit.cli.main import cli
 from agentcore_rl_toolkit.errors import ConfigError
 from agentcore_rl_toolkit.policy import WEIGHTS_DIR
 from agentcore_rl_toolkit.runs import Query, RunReader
+from agentcore_rl_toolkit.runs.folder import status
 
 AGENT = """
 import os, time
@@ -187,6 +188,7 @@ def test_a_resumed_evaluation_keeps_its_agent_and_model(folder: Path) -> None:
     for more, named in ((["--agent", arn], "--model-id"), (["--agent", f"{arn}-2", "--model-id", "one"], "--agent")):
         with pytest.raises(ConfigError, match=f"began with another {named}:"):
             CliRunner().invoke(cli, ["eval", *words, *more], catch_exceptions=False, standalone_mode=False)
+        assert status(folder / "run") == "stopped"  # and not failed
 
 
 def test_the_folder_of_a_training_is_no_place_for_an_evaluation(folder: Path) -> None:

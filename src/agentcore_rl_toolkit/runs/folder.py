@@ -52,13 +52,13 @@ def locked(folder: Path) -> Iterator[None]:
         file.truncate(0)
         file.write(f"{os.getpid()} on {socket.gethostname()}\n")
         file.flush()
-        earlier = _written(folder)
+        earlier, written = is_run(folder), _written(folder)
         try:
             yield
         except Exception as e:
             if file.closed:  # a forked child's exception does not end the run
                 raise
-            unchanged = earlier and earlier == _written(folder) and _last_event(folder).get("event") != FAILED
+            unchanged = earlier and written == _written(folder) and _last_event(folder).get("event") != FAILED
             if unchanged and isinstance(e, ConfigError):
                 raise
             reason = str(e) if isinstance(e, AgentCoreRLError) else f"{type(e).__name__}: {e}"
