@@ -7,10 +7,12 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from agentcore_rl_toolkit import AgentCoreRLApp, rollout_text
+from agentcore_rl_toolkit.errors import ConfigError
 from agentcore_rl_toolkit.gateway.testing import ScriptedModel
 from agentcore_rl_toolkit.runs import RunReader
 from agentcore_rl_toolkit.runs.folder import read_metrics
@@ -87,8 +89,11 @@ def write_rows(folder: Path, name: str, number: int, **more: Any) -> None:
 
 
 def test_a_planted_better_text_is_found_and_a_lost_rollout_counts_against_none(
-    optimize: Optimize, tmp_path: Path
+    optimize: Optimize, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    with monkeypatch.context() as patch:  # a run that cannot start may start again, with other rows too
+        patch.setattr("agentcore_rl_toolkit.deploy.quotas.before_a_run", Mock(side_effect=ConfigError("no quota")))
+        assert "no quota" in optimize(copies_the_rule, "--set", "seed=9").stderr
     done = optimize(copies_the_rule, "--max-rollouts", "90")
     assert done.returncode == 0, done.stderr
     run = tmp_path / "run"

@@ -25,7 +25,7 @@ from ..client.evaluation import EvalRow, read_rows, score_of, summarize
 from ..contract import INFO_FIELD, TEXTS_FIELD, redact
 from ..errors import ConfigError, RolloutError
 from ..runs import locked, read_config, write_config
-from ..runs.folder import read_metrics
+from ..runs.folder import ROLLOUTS, read_metrics
 from ..stats.differences import change_of
 from .eval import check_options, experiment, most_frequent, open_rollouts, with_agent
 from .options import from_environment, settings_of, settings_option
@@ -87,14 +87,14 @@ def command(words: tuple[str, ...], **options: Any) -> None:
             f"--data has {len(rows)} rows and --eval-data {len(held_out)}: the search needs two rows of --data, and "
             f"{least} rollouts for one proposal, within --max-rollouts and max_usd"
         )
-    exp_id, out = experiment(options, "optimize", "metrics.jsonl")
+    exp_id, out = experiment(options, "optimize")
     out.mkdir(parents=True, exist_ok=True)
     shown = ("agent", "data", "eval_data", "reflect_url", "reflect_model", "model", "names")
     used = input_key({"rows": [row.payload for row in (*learned, *compared, *held_out)], "names": options["names"]})
     config = {"kind": "optimize", "exp_id": exp_id, "rows": used, "settings": dict(settings)}
     config |= {name: options[name] for name in shown}
     with locked(out):
-        write_config(out, config, replace=not (out / "metrics.jsonl").exists())
+        write_config(out, config, replace=not (out / ROLLOUTS).exists())
         if read_config(out).get("rows") != used:
             raise ConfigError(f"{nearby(out)} is a run with other rows, texts or another seed: choose another --out")
         with open_rollouts(options, exp_id, out, settings.max_rollouts) as opened:
