@@ -870,6 +870,7 @@ def test_a_bundle_gets_a_version_with_the_models_address(
     made = control.create_configuration_bundle(bundleName="ours", components=theirs, tags={})
     words = (str(run), "--bucket", BUCKET, "--agent", arn, "--bundle", "ours", "--name", "bundle-ours")
     before = control.get_agent_runtime(agentRuntimeId=runtime)["agentRuntimeVersion"]
+    policies = client("iam").list_role_policies(RoleName=role)["PolicyNames"]
     done = promote(*words, "--json")
     assert done.exit_code == 0, done.output
     facts = json.loads(done.stdout)
@@ -882,13 +883,13 @@ def test_a_bundle_gets_a_version_with_the_models_address(
     assert found["components"][arn]["configuration"] == wanted
     assert control.get_agent_runtime(agentRuntimeId=runtime)["agentRuntimeVersion"] == before
     names = {"agentcore-rl-model-sagemaker-bundle-ours", "agentcore-rl-model-bundle-ours"}
-    assert set(client("iam").list_role_policies(RoleName=role)["PolicyNames"]) == names
+    assert {*client("iam").list_role_policies(RoleName=role)["PolicyNames"]} == {*policies, *names}
     assert json.loads(promote(*words, "--json").stdout)["version"] == facts["version"]
 
     assert promote(*words, "--remove").exit_code == 0
     left = control.get_configuration_bundle(bundleId=made["bundleId"])["components"]
     assert left == {arn: {"configuration": {"system_prompt": "Be kind."}}}
-    assert client("iam").list_role_policies(RoleName=role)["PolicyNames"] == []
+    assert client("iam").list_role_policies(RoleName=role)["PolicyNames"] == policies
 
 
 @pytest.mark.parametrize(
