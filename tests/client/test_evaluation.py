@@ -83,7 +83,7 @@ def test_a_summary_has_a_line_for_each_thing_that_it_knows() -> None:
     solved[0].result = {"rewards": {"reward": 1.0, "format": True}}
     failed = [
         item(None, Outcome.AGENT_ERROR, "a"),
-        rambled("b"),
+        rambled("b", -1.0),
         item(None, Outcome.CANCELLED, "c"),
         item(None, input_id="c"),
     ]
