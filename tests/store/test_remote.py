@@ -248,10 +248,12 @@ async def test_an_endpoint_that_is_down_is_a_passing_fault(scripted: Any, monkey
     assert scripted.requests == []
 
 
+@pytest.mark.parametrize("used_in", [set(), {-1}])
 @pytest.mark.parametrize("session", [lambda: None, boto3.Session])
 async def test_expired_credentials_are_fetched_again(
-    scripted: Any, remote: ObjectStore, monkeypatch: pytest.MonkeyPatch, session: Callable[[], Any]
+    scripted: Any, remote: ObjectStore, monkeypatch: pytest.MonkeyPatch, session: Callable[[], Any], used_in: set[int]
 ) -> None:
+    monkeypatch.setattr("agentcore_rl_toolkit.store.remote._used_in", used_in)
     monkeypatch.setattr("boto3.DEFAULT_SESSION", session())
 
     def answer(request: Any, _n: int) -> tuple[int, bytes]:

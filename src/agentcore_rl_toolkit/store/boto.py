@@ -45,6 +45,7 @@ class BotoStore(ObjectStore):
     def __init__(self, url: str, client: Any, bucket: str, prefix: str) -> None:
         super().__init__(url)
         self._client, self._bucket, self._prefix = client, bucket, prefix
+        self.refused = False  # S3 refused the client's credentials
 
     async def _put(self, key: str, body: bytes, create_only: bool, durable: bool) -> None:
         condition = {"IfNoneMatch": "*"} if create_only else {}
@@ -86,6 +87,7 @@ class BotoStore(ObjectStore):
 
     def _error(self, key: str | None, e: Exception) -> StoreError:
         fault = look_up(e) or Fault(fate=Fate.UNCERTAIN, code=type(e).__name__)  # a client of another make
+        self.refused = self.refused or fault.credentials or fault.code == EXPIRED_AT_HEAD
         return error_of(self.url, key, fault, str(e))
 
 

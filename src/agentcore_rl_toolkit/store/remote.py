@@ -132,18 +132,20 @@ class RemoteStore(ObjectStore):
         if _used_in <= {os.getpid()}:
             return self
         if self._opened is None or self._opened[0] != os.getpid():
-            self._opened = (os.getpid(), self._with_boto3())
+            self._opened = (os.getpid(), self._with_boto3(find_session()))
+        elif self._opened[1].refused:
+            self._opened = (os.getpid(), self._with_boto3(renewed_session()))
         store: BotoStore = self._opened[1]
         return store
 
-    def _with_boto3(self) -> BotoStore:
+    def _with_boto3(self, session: Any) -> BotoStore:
         from botocore.config import Config
         from botocore.exceptions import BotoCoreError
 
         config = Config(retries={"total_max_attempts": 1}, s3={"addressing_style": "path"})
         where = {"region_name": self._region, "endpoint_url": find_endpoint(self._region)}
         try:
-            client = find_session().client("s3", config=config, **where)
+            client = session.client("s3", config=config, **where)
         except BotoCoreError as e:
             fault = look_up(e)
             if fault is None or not fault.credentials:
