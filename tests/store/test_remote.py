@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime
 import io
+import re
 import subprocess
 import sys
 import threading
@@ -189,12 +190,13 @@ async def test_retries_end_at_the_deadline_and_say_why(scripted: Any, remote: Ob
     ) as caught:
         await remote.put_async("k", b"", timeout_s=2)
     assert 0.3 <= time.monotonic() - started < 20
-    requests = len(scripted.requests)
-    assert requests > 3
-    assert f" ({requests} attempts); " in str(caught.value) or f" ({requests + 1} attempts); " in str(caught.value)
+    attempts = int(re.findall(r" \((\d+) attempts\); ", str(caught.value))[0])
+    assert attempts > 3
     with pytest.raises(StoreError):
         await remote.put_async("k", b"", timeout_s=0)
-    assert len(scripted.requests) == requests + 1
+    assert len(scripted.requests) - attempts in (0, 1), (
+        "the deadline may have ended the last attempt before it was read"
+    )
 
 
 async def test_a_server_that_never_answers_costs_one_try_and_not_the_operation(scripted: Any) -> None:
